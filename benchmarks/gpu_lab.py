@@ -34,6 +34,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from argosy.baselines import BASELINES, NoPlan  # noqa: E402
 from argosy.baselines import PlanningJob as Question  # noqa: E402
+from argosy.cluster.catalogue import device_kind  # noqa: E402
 from argosy.cluster.file import build_cluster  # noqa: E402
 from argosy.cluster.probe_notes import ProbeNotes  # noqa: E402
 from argosy.cluster.topology import Cluster  # noqa: E402
@@ -243,9 +244,10 @@ def whole_card(num_layers: int) -> None:
 def cluster_of(link: dict[str, float]) -> Cluster:
     """The card as two devices; memory is what each may take of it."""
     memory = torch.cuda.get_device_properties(0).total_memory / 2
+    rate = device_kind("H200").exchange_rate
     kinds = "".join(
         f'[[kinds]]\nname = "card-{share}"\nmemory = "{memory} B"\nmemory_bandwidth = "{4.8e12 * share / 100} B/s"\n'
-        f'flops = {{ fp32 = "{share} TFLOP/s" }}\n'
+        f'flops = {{ fp32 = "{share} TFLOP/s" }}\nexchange_rate = "{rate * share / 100} B/s"\n'
         for share in SHARES.values()
     )
     devices = ", ".join(f'{{ kind = "card-{share}" }}' for share in SHARES.values())
@@ -257,15 +259,18 @@ def cluster_of(link: dict[str, float]) -> Cluster:
 
 
 def plans(question: Question, num_layers: int) -> Iterator[tuple[str, Plan]]:
-    settings = Settings(level=2, time_budget=20.0, runnable=True, max_width=1, zero=(0,))
     best = find_plan(
         question.chain,
         question.cluster,
         global_batch=GLOBAL_BATCH,
-        settings=settings,
+        settings=Settings(level=2, time_budget=20.0, runnable=True, max_width=1),
         model=question.model,
     )
     yield "argosy", best
+    for zero in (0, 3):
+        if any(stage.zero != zero for stage in best.stages):
+            stages = tuple(replace(stage, zero=zero) for stage in best.stages)
+            yield f"the same with ZeRO {zero}", replace(best, stages=stages)
     half = (num_layers + 2) // 2
     even = replace(
         best,

@@ -237,6 +237,12 @@ SUITE = (
         needs="a GPU",
     ),
     Entry(
+        name="gravity-processes",
+        shows="CPU time of a force on several processes",
+        note="2026-11-18-gravity.md",
+        command="python -m benchmarks.gravity_processes --processes 2 4",
+    ),
+    Entry(
         name="gpu-profile",
         shows="layers of real models: seconds and bytes",
         note="2026-11-15-h200-profile.md",

@@ -83,6 +83,7 @@ def _runs() -> Iterator[str]:
         "backward_start",
         "compiled",
         "fused_loss",
+        "buffers",
         "sequence_parallel",
         "selective",
         "gradient_dtype",
@@ -96,10 +97,10 @@ def _runs() -> Iterator[str]:
         [[s.measured.source, *(_constant(s, name) for name in names)] for s in studies()],
     )
     yield """\
-In the published figures of the mixed RTX runs, two peaks of memory are below the bytes of the model's state, and one
-run is a copy of another. The former are judged by their times only; the latter is omitted. The worst predictions of
-vTrain's runs are those of small layers on groups of four: the launches of their kernels overlap with reductions that
-the model adds to them.
+Of the mixed RTX runs one is a copy of another and omitted; the others are judged by their times only. Their memory is
+all that was in use on a card: in two runs less than the model's state, in the others three times what the model takes,
+and nothing states how much a process took beside the model. The worst predictions of vTrain's runs are those of small
+layers on groups of four: the launches of their kernels overlap with reductions that the model adds to them.
 """
 
 

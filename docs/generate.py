@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
 import typer
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
@@ -77,13 +76,13 @@ def commands_page() -> str:
         "# Commands\n\nGenerated from the program. Exit codes: 0 fine, 2 bad input, 3 infeasible, 4 a run failed.\n"
     ]
     for name, command in _commands("argosy", typer.main.get_command(app)):
-        context = click.Context(command, info_name=name, terminal_width=100, max_content_width=100)
+        context = typer.Context(command, info_name=name, terminal_width=100, max_content_width=100)
         parts.append(f"## `{name}`\n\n```text\n{command.get_help(context).rstrip()}\n```\n")
     return "\n".join(parts)
 
 
-def _commands(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
-    children: dict[str, click.Command] | None = getattr(command, "commands", None)
+def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    children: dict[str, Any] | None = getattr(command, "commands", None)
     if children is None:
         yield name, command
         return

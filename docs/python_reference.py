@@ -62,7 +62,8 @@ def _signature(value: Any) -> str:
     kept = [
         one.replace(name=one.name) for one in signature.parameters.values() if one.name != "self"
     ]
-    text = str(signature.replace(parameters=kept)).replace("'", "")
+    quoted = str(signature.replace(parameters=kept))
+    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", quoted)  # annotations are texts, not defaults
     return text if len(text) < 90 else re.sub(r", (?=[\w*]+[:,])", ",\n    ", text)
 
 

@@ -118,7 +118,6 @@ MANY_PARAMETERS = {
     "runtime.elastic.snapshot.__init__": _PARTS,
     "runtime.graphs.attention.attend": _TORCH,
     "runtime.graphs.attention.backward": _TORCH,
-    "runtime.graphs.attention.forward": _TORCH,
     "runtime.graphs.attention.math_backward": _TORCH,
     "runtime.islands.membership.__init__": _PARTS,
     "runtime.stages.dropout._attention": _TORCH,
@@ -145,6 +144,7 @@ MANY_PARAMETERS = {
     "workload.capture.forward.capture_forward": _PRICED,
     "workload.load.load_model": _API,
     "workload.transformer.build_chain": _PRICED,
+    "workload.capture.rewritten.attention": _TORCH,
 }
 """Functions with more than six parameters, each with its reason."""
 

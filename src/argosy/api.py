@@ -18,6 +18,7 @@ from __future__ import annotations
 import html
 import io
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
 
 if TYPE_CHECKING:
+    from argosy.cost.calibration import Calibration
     from argosy.exporters.form import Export
     from argosy.report.page import Report
 
@@ -100,6 +102,29 @@ def _named(value: object, expected: str, where: str) -> str | Path:
     raise bad_input(expected, f"an object of class {type(value).__name__}", where)
 
 
+def _whole(value: Any, where: str) -> int:
+    """Return a whole number of at least 1, also one of numpy."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1 or isinstance(value, bool):
+        raise bad_input("a whole number, at least 1", value, where)
+    return number
+
+
+def _settings(settings: Settings | None) -> Settings:
+    """Return the settings of a search, which a program may have made with any values."""
+    if settings is None:
+        return Settings()
+    if not isinstance(settings, Settings):
+        found = f"an object of class {type(settings).__name__}"
+        raise bad_input("argosy.Settings, such as Settings(level=2)", found, "settings")
+    if settings.level not in (1, 2):
+        raise bad_input("1 or 2", settings.level, "settings.level")
+    return settings
+
+
 def _played(
     plan: Plan | str | Path, model: Chain | str | Path | None, cluster: Cluster | str | Path | None
 ) -> _Played:
@@ -143,22 +168,48 @@ def find_plan(
     sequence_length: int | None = None,
     dtype: Dtype | str | None = None,
     optimizer: str | None = None,
+    system: str | None = None,
 ) -> Plan:
     """Find the best plan for a model on a cluster, with its certificate, prediction, history and
     cost model.
 
     ``sequence_length``, ``dtype`` and ``optimizer`` are for a model that is given by name;
     ``model`` is the cost model. A program that ``capture_program`` captured has its own batch, and
-    needs no ``global_batch``.
+    needs no ``global_batch``. ``system`` is ``torchtitan``, ``megatron``, ``deepspeed``,
+    ``flagscale`` or ``torch``: only plans that it runs, priced with its constants.
     """
     workload = (
         chain
         if isinstance(chain, CapturedProgram)
         else _chain(chain, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
     )
-    return search_plan(
-        workload, _cluster(cluster), global_batch=global_batch, settings=settings, model=model
-    )
+    where, settings = _cluster(cluster), _settings(settings)
+    batch = None if global_batch is None else _whole(global_batch, "global_batch")
+    if system is not None:
+        if isinstance(workload, CapturedProgram):
+            raise excluded("system", "a captured program, which only Argosy runs")
+        if model is not None:
+            raise excluded("system", "model, the cost model: a system has its own")
+        name = workload.name if isinstance(chain, Chain) else str(chain)
+        settings, constants = _for_system(system, settings, workload, name)
+        workload, where = constants.chain(workload), constants.cluster(where)
+        model = constants.compute_model()
+    return search_plan(workload, where, global_batch=batch, settings=settings, model=model)
+
+
+def _for_system(
+    system: str, settings: Settings, chain: Chain, name: str
+) -> tuple[Settings, Calibration]:
+    """Return the settings restricted to a system, and its constants; raise ``InputError`` if it
+    cannot train the model."""
+    from argosy.cli.planning.target import check_target, with_target
+    from argosy.cost.calibration_file import read_calibration
+
+    named = settings.schedules != Settings().schedules
+    settings, calibration = with_target(settings, system, None, named=named, where="system")
+    assert calibration is not None, "every target has constants"
+    check_target(settings.target, chain, name)
+    return settings, read_calibration(calibration)
 
 
 def check_plan(
@@ -188,13 +239,15 @@ def simulate(
     """
     from argosy.sim.simulate import simulate as simulate_plan
 
+    if not isinstance(until, int | float) or not until > 0:
+        raise bad_input("seconds, more than 0", until, "until")
     played = _played(plan, chain, cluster)
     return simulate_plan(
         played.plan,
         played.chain,
         played.cluster,
         model=played.model if model is None else model,
-        iterations=iterations,
+        iterations=_whole(iterations, "iterations"),
         record=record,
         until=until,
     )
@@ -239,7 +292,7 @@ def compare(
     cluster: Cluster | str | Path,
     *,
     global_batch: int | None = None,
-    only: Sequence[str] = (),
+    only: str | Sequence[str] = (),
     level: int = 1,
     model: ComputeModel | None = None,
     sequence_length: int | None = None,
@@ -260,13 +313,14 @@ def compare(
 
     where = _cluster(cluster)
     loaded = _chain(chain, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
-    names = tuple(known_name("only", name, BASELINES) for name in only or BASELINES)
+    chosen = (only,) if isinstance(only, str) else only or BASELINES
+    names = tuple(known_name("only", name, BASELINES) for name in chosen)
     batch = SAMPLES_PER_DEVICE * len(where.devices) if global_batch is None else global_batch
     task = PlanningTask(
         chain=loaded,
         cluster=where,
-        global_batch=batch,
-        settings=Settings(level=level),
+        global_batch=_whole(batch, "global_batch"),
+        settings=_settings(Settings(level=level)),
         model=model or ComputeModel(),
     )
     rows = compared(task, names=names, quiet=True)

@@ -27,7 +27,12 @@ from argosy.solve.finalists.interleave import with_interleaved
 from argosy.solve.finalists.verdict import placed
 from argosy.solve.history import History, with_history
 from argosy.solve.pool_search import PoolSearch
-from argosy.solve.program_plans import CapturedProgram, divided_plan, undivided_plan
+from argosy.solve.program_plans import (
+    CapturedProgram,
+    divided_plan,
+    undivided_plan,
+    undivided_scope,
+)
 from argosy.solve.settings import (
     SCHEDULES,
     SearchProgress,
@@ -103,24 +108,23 @@ def _find_for_program(
         if divided is None:
             raise (reason or error) from None
         return divided
-    if divided is None or _seconds(whole) < _seconds(divided):
-        return with_cost_model(_beside(whole, divided), program.chain, cluster, model)
-    return divided
+    if divided is None or divided.certificate is None:
+        return with_cost_model(whole, program.chain, cluster, model)
+    best = min(divided, whole, key=_seconds)
+    # All plans with an undivided batch were simulated, so the faster of both bounds holds for all.
+    bound = min(divided.certificate.lower_bound_seconds, _seconds(best))
+    certificate = replace(
+        divided.certificate,
+        lower_bound_seconds=bound,
+        gap=_seconds(best) / bound - 1,
+        scope=f"{divided.certificate.scope}, or {undivided_scope(program, cluster)}",
+    )
+    best = replace(best, certificate=certificate, search=divided.search)
+    return with_cost_model(best, program.chain, cluster, model)
 
 
 def _seconds(plan: Plan) -> float:
     return plan.predicted.iteration_seconds if plan.predicted else math.inf
-
-
-def _beside(whole: Plan, divided: Plan | None) -> Plan:
-    """Return a plan that no search contains, with the certificate of the search whose plan it
-    beats."""
-    certificate = divided.certificate if divided is not None else None
-    if divided is None or certificate is None:
-        return whole
-    bound = min(certificate.lower_bound_seconds, _seconds(whole))
-    certificate = replace(certificate, lower_bound_seconds=bound, gap=_seconds(whole) / bound - 1)
-    return replace(whole, certificate=certificate, search=divided.search)
 
 
 def _find_for_chain(
@@ -131,7 +135,7 @@ def _find_for_chain(
     if len(chain.layers) > _MOST_LAYERS:
         most = f"at most {_MOST_LAYERS:,} layers; several layers can be described as one"
         raise bad_input(most, len(chain.layers), f"{chain.name}: layers")
-    settings = for_powersgd(for_target(without_deadlock(settings, model)), chain)
+    settings = for_powersgd(for_target(without_deadlock(settings, model), chain), chain)
     settings = replace(settings, progress=History(settings.progress))
     cluster = within_reach(cluster)  # devices that a link failure cuts off count as lost
     if interleaved := settings.interleaved:
@@ -190,7 +194,7 @@ def kept_plans(
 
     If the best plan comes from more than one search, only that one is returned.
     """
-    settings = for_powersgd(for_target(without_deadlock(settings, model)), chain)
+    settings = for_powersgd(for_target(without_deadlock(settings, model), chain), chain)
     if settings.interleaved or _is_even(settings):
         return [
             find_plan(

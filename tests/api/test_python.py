@@ -45,8 +45,20 @@ def test_a_plan_is_saved_simulated_explained_and_shown(tmp_path: Path) -> None:
     assert "gpt2-xl on two-cards" in repr(told) and told.value.plan == plan()
     assert told._repr_html_().startswith("<pre>gpt2-xl on two-cards")
     assert "an iteration, predicted" in plan()._repr_html_()
+    assert repr(plan().report()).startswith("Report: Plan: gpt2-xl on two-cards")
     assert plan().report().save(tmp_path / "page.html").read_text().startswith("<!doctype html>")
     argosy.check_plan(path)
+
+
+def test_a_plan_for_a_system_is_exported_to_it() -> None:
+    """As ``argosy plan --for``: with the system's constants, and refused where it has no words."""
+    made = argosy.find_plan("gpt2", "two-cards", global_batch=16, dtype="fp16", system="megatron")
+    assert "--accumulate-allreduce-grads-in-fp32" in argosy.export(made, "megatron").files[0][1]
+    given = {"global_batch": 16, "dtype": "bf16"}
+    with pytest.raises(InputError, match="--for megatron, deepspeed, flagscale or torch takes it"):
+        argosy.find_plan("gpt2", "two-cards", system="torchtitan", **given)
+    with pytest.raises(InputError, match='system: found "megatrn", expected one of the systems'):
+        argosy.find_plan("gpt2", "two-cards", system="megatrn", **given)
 
 
 def test_a_comparison_is_a_table_and_its_rows() -> None:
@@ -102,6 +114,33 @@ def test_what_a_system_does_not_take_is_refused(
             ),
             "dtype cannot be combined with a Chain, which has its own",
         ),
+        (
+            lambda: argosy.find_plan("gpt2", "two-cards", global_batch="8"),  # type: ignore[arg-type]
+            'global_batch: found "8", expected a whole number, at least 1',
+        ),
+        (
+            lambda: argosy.find_plan("gpt2", "two-cards", global_batch=8, settings={"level": 2}),  # type: ignore[arg-type]
+            "settings: found .an object of class dict., expected argosy.Settings, such as",
+        ),
+        (
+            lambda: argosy.find_plan(
+                "gpt2", "two-cards", global_batch=8, settings=argosy.Settings(level=3)
+            ),
+            "settings.level: found 3, expected 1 or 2",
+        ),
+        (lambda: argosy.compare("gpt2", "two-cards", level=0), "level: found 0, expected 1 or 2"),
+        (
+            lambda: argosy.compare("gpt2", "two-cards", only="metis"),
+            'only: found "metis", expected',
+        ),
+        (
+            lambda: argosy.compare("gpt2", "two-cards", global_batch=True),
+            "global_batch: found true, expected a whole number, at least 1",
+        ),
+        (lambda: plan().simulate(iterations=0), "iterations: found 0, expected a whole number"),
+        (lambda: plan().simulate(iterations=2.5), "iterations: found 2.5, expected a whole"),
+        (lambda: plan().simulate(until="1 min"), 'until: found "1 min", expected seconds, more'),
+        (lambda: plan().simulate(until=0.0), "until: found 0.0, expected seconds, more than 0"),
     ],
 )
 def test_what_is_neither_a_name_nor_an_object_is_refused(call: Any, message: str) -> None:

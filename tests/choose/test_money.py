@@ -74,7 +74,7 @@ def all_points(case: Case) -> list[tuple[float, float]] | None:
 
 
 def exact(case: Case) -> Settings:
-    return Settings(level=2, gap=0, units=case.ones, schedules=case.schedules)
+    return Settings(level=2, gap=0, units=case.ones, schedules=case.schedules, spanning=True)
 
 
 def seen_points(case: Case, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:

@@ -66,7 +66,7 @@ CASES = {
     ): '--scenario: found "x9.nic", expected a link or device of two-cards, '
     "such as box0.pcie or box0.0",
     (*SHARE, "--global-batch", "8"): f"--global-batch {WITH_PROGRAM}",
-    (*SHARE, "--max-width", "2"): f"--max-width {WITH_PROGRAM}",
+    (*SHARE, "--max-expert", "2"): f"--max-expert {WITH_PROGRAM}",
     (*SHARE, "--lora", "rank=8"): f"--lora {WITH_PROGRAM}",
     (*SHARE, "--freeze", "block.0"): f"--freeze {WITH_PROGRAM}",
     (

@@ -134,7 +134,7 @@ def test_under_zero_3_the_replicas_together_hold_one_model(chain: Chain, replica
 
 
 @pytest.mark.parametrize(
-    ("zero", "forward", "backward"), [(0, 0, 0), (1, 0, 0), (2, 0, 2.25), (3, 2.25, 3.25)]
+    ("zero", "forward", "backward"), [(0, 0, 0), (1, 0, 0), (2, 0, 3.25), (3, 2.25, 3.25)]
 )
 def test_sharded_weights_are_whole_for_a_moment(zero: int, forward: float, backward: float) -> None:
     """The largest layer: a head of 5 weights and the table of 1,000 that it shares, half of it

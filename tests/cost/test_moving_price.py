@@ -346,3 +346,26 @@ def test_groups_are_formed_once(chain: Chain) -> None:
     assert frozenset({"a0.0", "a0.1"}) in back.new_groups
     saved = back.seconds(cluster) - back.seconds(cluster, known=process_groups(plan, chain))
     assert saved == pytest.approx(FORMING)
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_experts_move_only_to_holders_that_lack_them(zero: int) -> None:
+    """Two holders of 5 and 3 of eight experts become two of 4 each: one expert moves, and with it
+    nothing else."""
+    cluster, mixture = pair(), load_model("mixtral-8x7b")
+    holders = replicas("a0.0", "b0.0")
+    stage = Stage(first=0, end=len(mixture.layers), replicas=holders, expert=2, experts=(5, 3))
+    uneven = plan_of(cluster, mixture, replace(stage, zero=zero))
+    even = plan_of(cluster, mixture, replace(stage, zero=zero, experts=()))
+    moved = migration(uneven, even, mixture, cluster)
+    assert not moved.is_free, "the number of experts is no share of samples"
+    expert = sum(layer.expert_parameters for layer in mixture.layers) / 8
+    assert moved.received == pytest.approx({"b0.0": expert * (MASTER + MOMENTS)})
+    alone = plan_of(
+        cluster, mixture, replace(stage, replicas=replicas("a0.0"), expert=1, experts=())
+    )
+    joined = migration(uneven, alone, mixture, cluster)
+    outside = 0.0
+    if zero:
+        outside = sum(layer.parameters - layer.expert_parameters for layer in mixture.layers) / 2
+    assert joined.bytes == pytest.approx((3 * expert + outside) * (MASTER + MOMENTS))

@@ -26,7 +26,7 @@ from argosy.errors import InputError
 from argosy.plan.file import dumps_plan, load_plan, loads_plan
 from argosy.plan.plan import Certificate, CostModelRef, Plan
 from argosy.planner import find_plan
-from argosy.workload.chain import Chain, Selective
+from argosy.workload.chain import Buffers, Chain, Selective
 from argosy.workload.load import load_model
 from argosy.workload.profile_file import dump_profile, profile_names, read_profile
 
@@ -191,6 +191,7 @@ def test_every_constant_of_a_calibration_is_recorded() -> None:
     chain, cluster = chain_of(load_plan("gpt2-xl-on-two-cards")), load_cluster("two-cards")
     others = {
         "selective": Selective.ATTENTION,
+        "buffers": Buffers.TORCHTITAN,
         "gradient_dtype": Dtype.FP32,
         "reduce_dtype": Dtype.FP32,
     }

@@ -4,6 +4,7 @@ Makefile."""
 from __future__ import annotations
 
 import re
+import textwrap
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,19 @@ def test_extras_are_for_users_and_torch_is_not_capped() -> None:
     extras = PROJECT["optional-dependencies"]
     assert extras.keys() == {"torch", "hf", "nbody"}
     assert all("<" not in line for line in extras["torch"])
+
+
+def test_addresses_are_named_or_are_a_step_of_the_release() -> None:
+    """A wheel without ``[project.urls]`` is right as long as there is no public address."""
+    steps = (ROOT / "docs" / "releasing.md").read_text()
+    numbers = [int(number) for number in re.findall(r"^(\d+)\. ", steps, re.MULTILINE)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    block = re.search(r"```toml\n(.*?)```", steps, re.DOTALL)
+    assert block is not None
+    listed = tomllib.loads(textwrap.dedent("    " + block.group(1).lstrip()))["project"]["urls"]
+    named = PROJECT.get("urls", listed)
+    assert named.keys() == listed.keys()
+    assert all(value.startswith(("https://", "ADDRESS")) for value in named.values())
 
 
 def test_hooks_and_forms_are_whole() -> None:

@@ -58,6 +58,8 @@ def exists(command: str) -> bool:
                 re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
                 is not None
             )
+        case ["argosy", "nbody", name]:
+            return (ROOT / "src" / "argosy" / "cli" / "gravity" / f"{name}.py").is_file()
         case ["python", "-m", "benchmarks", *names]:
             return bool(names) and all(name in ENTRIES for name in names)
         case ["python", "-m", module, *_]:

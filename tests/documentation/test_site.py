@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,8 @@ def test_the_site_builds(tmp_path: Path) -> None:
     names = (tmp_path / "html" / "reference" / "python.html").read_text(encoding="utf-8")
     for name in ("find_plan", "Settings", "Plan.explain", "CPU seconds.", "Trainer.evaluate"):
         assert name in names
+    plain = html.unescape(names)
+    assert "name: str = 'program'" in plain, "a default that is a text keeps its quotes"
     for package in (ROOT / "src" / "argosy").rglob("__init__.py"):
         name = ".".join(package.parent.relative_to(ROOT / "src").parts)
         assert (tmp_path / "html" / "reference" / "rooms" / f"{name}.html").is_file()

@@ -13,6 +13,7 @@ import pytest
 from argosy.cluster.file import build_cluster, load_cluster, with_changes
 from argosy.cluster.lasting import last_change
 from argosy.cluster.topology import Cluster
+from argosy.cost.calibration_file import read_calibration
 from argosy.cost.compute import ComputeModel
 from argosy.cost.memory import USABLE
 from argosy.document import Document
@@ -22,6 +23,7 @@ from argosy.explain.infeasible import Infeasibility, diagnose
 from argosy.explain.remedy import Change, ChangeKind, RemedyTrial, with_kind, with_more_nodes
 from argosy.plan.check import check_plan
 from argosy.plan.offload import NO_OFFLOAD, Offload, parse_offload
+from argosy.plan.targets import TARGETS, TargetName
 from argosy.planner import Settings, find_plan
 from argosy.units import GIB
 from argosy.workload.chain import Chain
@@ -83,8 +85,9 @@ def test_what_parts_of_a_sequence_exchange_is_part_of_the_need(
         load_model("llama-3-8b", dtype="fp16", sequence_length=2**18),
         load_cluster("one-per-node-16"),
     )
-    trial = RemedyTrial(chain, cluster, 1, Settings(), ComputeModel())
-    found = diagnose(chain, cluster, global_batch=1)
+    settings = Settings(spanning=False)  # a group across nodes would need less
+    trial = RemedyTrial(chain, cluster, 1, settings, ComputeModel())
+    found = diagnose(chain, cluster, global_batch=1, settings=settings)
     assert found.plan is not None
     assert found.plan.stages[0].context > 1
     over = max(need.over for need in found.needs)
@@ -215,6 +218,47 @@ def test_adapters_are_suggested_beside_frozen_layers() -> None:
         "LoRA of rank 16 on q, v, block.? frozen, in place of training the weights of other layers"
     )
     assert case.fits(case.chain(tuning=parse_tuning(lora="", freeze=["block.?"])), cluster)
+
+
+def test_a_plan_for_another_system_gets_only_changes_that_the_system_takes() -> None:
+    """DeepSpeed trains neither adapters nor with 8-bit AdamW by our exports, and offload is not
+    written for it."""
+    tight = CASES["state"]
+    settings = Settings(time_budget=0, target=TARGETS[TargetName.DEEPSPEED])
+    found = diagnose(
+        tight.chain(),
+        load_cluster(tight.cluster),
+        global_batch=tight.batch,
+        settings=settings,
+        reload=tight.chain,
+    )
+    options = [name for change in found.changes for name, _ in change.options]
+    assert "--optimizer" in options
+    assert not {"--lora", "--base-weights", "--offload"} & set(options)
+    named = {change.value for change in found.changes if change.kind is ChangeKind.OPTIMIZER}
+    assert named <= set(TARGETS[TargetName.DEEPSPEED].optimizers or ())
+
+
+def test_changes_for_another_system_lead_to_plans_that_it_runs() -> None:
+    """The closest plan and the changes keep to DeepSpeed's one grid without tensor parallelism;
+    one group of both cards would fit."""
+    target = TARGETS[TargetName.DEEPSPEED]
+    constants = read_calibration(target.calibration)
+    cluster, model = constants.cluster(load_cluster("two-cards")), constants.compute_model()
+    settings = Settings(time_budget=0, target=target)
+
+    def reload(**changed: Any) -> Chain:
+        return constants.chain(load_model("gemma-3-4b", **changed))
+
+    found = diagnose(
+        reload(), cluster, global_batch=64, settings=settings, model=model, reload=reload
+    )
+    assert found.plan is not None and max(need.over for need in found.needs) > 1
+    assert {replica.width for stage in found.plan.stages for replica in stage.replicas} == {1}
+    changes = {change.kind: change for change in found.changes}
+    chain = reload(sequence_length=int(changes[ChangeKind.SEQUENCE_LENGTH].value))
+    plan = find_plan(chain, cluster, global_batch=64, settings=settings, model=model)
+    assert target.runs(plan, chain)
 
 
 def test_the_closest_plan_makes_sense_and_is_over(found: tuple[Tight, Infeasibility]) -> None:

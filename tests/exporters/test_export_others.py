@@ -27,6 +27,7 @@ from exporters.target_readers import (
 from torch.distributed.run import get_args_parser
 
 from argosy.cli import main
+from argosy.cluster.host import Tier
 from argosy.errors import InputError
 from argosy.exporters.deepspeed import export_deepspeed
 from argosy.exporters.flagscale import export_flagscale
@@ -34,6 +35,7 @@ from argosy.exporters.systems import System
 from argosy.exporters.torchrun import export_torchrun
 from argosy.exporters.write import ExportOptions, export_plan
 from argosy.plan.file import dumps_plan
+from argosy.plan.offload import Offload
 from argosy.plan.plan import CostModelRef, Plan, Recompute
 from argosy.runtime.job.launch import Launch
 from argosy.runtime.processes.ranks import devices_by_rank
@@ -234,9 +236,9 @@ def test_torchrun_itself_reads_the_commands(
     assert [call.training_script_args for call in found] == [["run/run.json"]] * 4
     spec = read_run_spec("run/run.json")
     assert (spec.plan, spec.program, spec.steps) == ("plan.json", "train.py:build", 7)
-    wide = with_stage(plan([13, 26, 30, 34]), 1, expert=2)
-    with pytest.raises(InputError, match="expert parallelism over tensor-parallel groups"):
-        export_torchrun(launch_of(wide))
+    away = with_stage(plan([13, 26, 30, 34]), 1, offload=Offload(weights=Tier.HOST))
+    with pytest.raises(InputError, match="offload of weights"):
+        export_torchrun(launch_of(away))
 
 
 def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> Result:
@@ -281,7 +283,7 @@ def test_flagscale_recomputes_by_stage_fully_or_everywhere_selectively() -> None
     everywhere = replace(
         made, stages=tuple(replace(stage, recompute=Recompute.SELECTIVE) for stage in made.stages)
     )
-    with pytest.raises(InputError, match="argosy plan --for megatron"):
+    with pytest.raises(InputError, match="argosy plan --for flagscale"):
         flagscale(everywhere)
     meant = replace(
         everywhere, cost_model=CostModelRef.of({"constants": {"selective": "attention"}})

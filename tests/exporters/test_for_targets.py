@@ -53,6 +53,33 @@ def test_what_is_planned_for_a_system_is_exported_to_it(
     )
 
 
+HARD = {
+    "constants under which selective recomputation means something else": (
+        "megatron",
+        "-m qwen2.5-3b -c two-cards -b 8 --dtype fp16 --sequence-length 8192 --calibration torch",
+    ),
+    "a sequence that no width divides": (
+        "torchtitan",
+        "-m qwen3-8b -c mixed-8 -b 8 --dtype bf16 --sequence-length 1001",
+    ),
+    "an optimizer whose state Megatron-LM does not divide": (
+        "megatron",
+        "-m gpt2 -c two-cards -b 16 --dtype fp16 --optimizer momentum",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HARD)
+def test_the_search_keeps_to_what_the_target_refuses_only_when_it_starts(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, words = HARD[what]
+    plan_and_export(capsys, tmp_path, target, *words.split())
+    planned = json.loads((tmp_path / "plan.json").read_text())
+    if "momentum" in words:  # distrib_optimizer.py of Megatron-LM: "Only Adam ... supported"
+        assert {stage["zero"] for stage in planned["stages"]} == {0}
+
+
 CASES = [
     ("llama-3-8b", "mixed-16", 64),
     ("llama-3-8b", "racks-128", 256),
@@ -134,15 +161,29 @@ REFUSED = {
         ["-m", "gpt2", "--for", "torchtitan"],
         "a model that torchtitan 0.3.0 has",
     ),
+    "a model that others take": (
+        ["-m", "gpt2", "--dtype", "bf16", "--for", "torchtitan"],
+        "--for megatron, deepspeed, flagscale or torch takes it",
+    ),
     "a dtype": (
         ["-m", "llama-3-8b", "--dtype", "fp16", "--for", "torchtitan"],
-        "plan with --dtype bf16",
+        "plan with --dtype bf16, or --for megatron, deepspeed or flagscale takes it",
+    ),
+    "an optimizer": (
+        ["-m", "gpt2", "--dtype", "fp32", "--optimizer", "adamw8bit", "--for", "deepspeed"],
+        "found adamw8bit, expected adamw, adam, lion, sgd or momentum, which is written for "
+        "DeepSpeed; --for torch takes it",
     ),
     "some weights": (
-        ["-m", "gpt2", "--train", "lora", "--for", "torch"],
-        "training of all weights",
+        ["-m", "gpt2", "--dtype", "fp32", "--train", "lora", "--for", "torch"],
+        "expected training of all weights, which is written for torch; without --for, Argosy "
+        "itself trains it",
     ),
     "a shape": (["-m", "bert-base", "--for", "megatron"], "in the shape of Megatron-LM's GPT"),
+    "a shape that comes close": (
+        ["-m", "olmoe-1b-7b", "--dtype", "fp16", "--for", "megatron"],
+        "norms per head, which are written for Megatron-LM; --for deepspeed takes it",
+    ),
     "a schedule": (
         ["-m", "gpt2", "--schedule", "gpipe", "--for", "deepspeed"],
         "1f1b, which DeepSpeed",

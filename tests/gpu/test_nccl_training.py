@@ -10,7 +10,9 @@ import pytest
 from gpu.gpu_ranks import need_ranks
 from runtime.matrix import SCHEDULES, make
 from runtime.migration_cases import alone, travel, worst
+from runtime.parts_cases import captured, cores, planned, train_alone, train_by
 from runtime.rank_pool import RankPool
+from runtime.test_context import GRIDS
 from runtime.test_migration import JOURNEYS
 from runtime.training_cases import Case, differences, train_in_parallel
 
@@ -52,6 +54,12 @@ CASES = [
     Case(shares=((2,),), ratios=(UNEVEN,), num_micro_batches=2),
     Case(shares=((2,), (2,)), ratios=(UNEVEN, EVEN), num_micro_batches=3, tied=True),
     Case(shares=((1, 1),), ratios=(UNEVEN,), zero=2, clip=True, num_micro_batches=2),
+    Case(
+        model="llama", shares=((2,), (2,)), ratios=(UNEVEN, EVEN), context=True, zero=2, clip=True
+    ),
+    Case(model="llama", shares=((3, 1),), ratios=(UNEVEN,), context=True, single=True),
+    GRIDS[0],
+    Case(model="mixture", shares=((1, 2), (2, 1)), experts=(4, 2), clip=True),
     Case(model="cnn", shares=TWO, num_micro_batches=3),
     Case(model="cnn", shares=((2,), (1, 1)), work=(0.5, 0.5), num_micro_batches=2),
 ]
@@ -83,3 +91,11 @@ def test_plans_follow_one_another_over_nccl(nccl: RankPool, name: str) -> None:
     journey = JOURNEYS[name]
     results = nccl(4, travel, journey)
     assert worst([outcome for _, _, outcome, _ in results], alone(journey)) < 1e-9
+
+
+def test_a_program_planned_with_unequal_parts_trains_over_nccl(nccl: RankPool) -> None:
+    need_ranks(2)
+    plan = planned(captured(1), cores(1.0, 0.6), max_context=2)
+    assert plan.stages[0].context == 2
+    for losses in nccl(2, train_by, plan):
+        assert losses == pytest.approx(train_alone(1), rel=1e-9)

@@ -78,6 +78,7 @@ class World:
                 "memory": f"{self.memory / number} B",
                 "memory_bandwidth": f"{1e12 * self.speed} B/s",
                 "flops": {"fp16": f"{1e14 * self.speed / number} FLOP/s"},
+                "exchange_rate": f"{1e10 * self.speed / number} B/s",
             }
             for number in (1, 2)
         ]

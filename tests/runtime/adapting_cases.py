@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+from runtime.llama_models import EXPERTS, VOCABULARY, llama, mixture_of_blocks
 from torch import Tensor, nn
 
-from argosy.adapt.advisor import Brief
+from argosy.adapt.advisor import Advice, Brief, Mind, Observation
 from argosy.adapt.controller import AdaptationLevel, ControllerLimits
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
@@ -19,10 +24,13 @@ from argosy.cost.compute import ComputeModel
 from argosy.document import parse_toml
 from argosy.dtype import Dtype
 from argosy.plan.plan import ClusterRef, ModelRef, Plan, Replica, Stage
+from argosy.plan.runnable import splits_after
+from argosy.runtime.job import adapting
 from argosy.runtime.job.adapting import Adapter
 from argosy.runtime.step.trainer import parallelize
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.chain import Chain, Layer
+from argosy.workload.load import load_model
 from argosy.workload.profile import Profile, ProfileRow
 
 LAYERS, WIDTH, BATCH, SECONDS = 8, 6, 8, 4e-3
@@ -186,7 +194,9 @@ def train_alone(steps: int) -> list[float]:
     return losses_alone(build([0.0]), [batch_of(step) for step in range(steps)])
 
 
-def losses_alone(model: nn.Module, batches: Sequence[Tensor]) -> list[float]:
+def losses_alone(
+    model: nn.Module, batches: Sequence[Tensor], loss_of: Callable[..., Tensor] = loss_of
+) -> list[float]:
     """Of one process, step by step."""
     optimizer = adamw(model.parameters())
     losses = []
@@ -197,3 +207,101 @@ def losses_alone(model: nn.Module, batches: Sequence[Tensor]) -> list[float]:
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses
+
+
+class SlowFrom:
+    """A controller of its own process, which believes that the second device is slow from some step
+    on, whatever is measured."""
+
+    def __init__(self, brief: Brief) -> None:
+        self.brief, self.mind = brief, Mind(brief)
+        self.given: list[Advice] = []
+
+    def tell(self, seen: Observation) -> None:
+        speed = 0.3 if seen.step >= 2 else 1.0
+        speeds = {self.brief.roster[0]: 1.0, self.brief.roster[1]: speed}
+        seen = replace(seen, speeds=speeds, last=speeds, bandwidths={}, seconds=1.0)
+        self.given.append(self.mind.observe(seen))
+
+    def answers(self) -> list[Advice]:
+        given, self.given = self.given, []
+        return given
+
+    def close(self) -> None:
+        pass
+
+
+def shared_costs(model: str) -> tuple[Chain, Cluster]:
+    """A chain with as many layers as the model, whose devices do best to share every sequence or
+    the experts."""
+    tokens = 4096 if model == "llama" else 512
+    config: dict[str, Any] = {
+        "model_type": "llama",
+        "vocab_size": 256,
+        "max_position_embeddings": tokens,
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+    }
+    if model != "llama":
+        experts = {"num_local_experts": EXPERTS, "num_experts_per_tok": 1}
+        config |= {"model_type": "mixtral", "intermediate_size": 4096, **experts}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(config))
+        chain = load_model(str(path), dtype="fp32", sequence_length=tokens)
+    return chain, cluster()
+
+
+def shared_plan(model: str) -> Plan:
+    """Two devices that share sequences, or experts, evenly."""
+    chain, where = shared_costs(model)
+    names = [device.name for device in where.devices]
+    stage = Stage(first=0, end=6, replicas=(Replica(devices=tuple(names), samples=2),), context=2)
+    if model != "llama":
+        replicas = tuple(Replica(devices=(name,), samples=1) for name in names)
+        stage = replace(stage, replicas=replicas, context=1, expert=2)
+    return Plan(
+        model=ModelRef.of(chain),
+        cluster=ClusterRef.of(where),
+        global_batch=2,
+        micro_batch_size=2,
+        num_micro_batches=1,
+        schedule=ONE,
+        stages=(stage,),
+    )
+
+
+def share_and_adapt(model: str, steps: int) -> tuple[list[float], list[float], list[Any], Plan]:
+    """Losses beside those of one process, what was decided, and the last plan."""
+    plan, (chain, where) = shared_plan(model), shared_costs(model)
+    torch.manual_seed(0)
+    build = {"llama": llama, "mixture": mixture_of_blocks}[model]
+    net, loss_fn, _ = build(2)
+    net = net.double()
+    alone = losses_alone(copy.deepcopy(net), [tokens_of(step) for step in range(steps)], loss_fn)
+    trainer = parallelize(net, loss_fn, adamw, tokens_of(0), plan)
+    events: list[Any] = []
+    brief = Brief(
+        plan=plan,
+        chain=chain,
+        cluster=where,
+        model=ComputeModel(),
+        limits=ControllerLimits(horizon=1000),
+        roster=trainer.roster,
+        splits=splits_after(plan),
+    )
+    with mock.patch.object(adapting, "Advisor", SlowFrom):
+        adapter = Adapter(trainer, brief, events.append)
+    losses = []
+    for step in range(steps):
+        losses.append(trainer.step(tokens_of(step)))
+        adapter.after_step(1.0, 1000)
+    return losses, alone, events, trainer.plan
+
+
+def tokens_of(step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randint(VOCABULARY, (2, 10), generator=generator)

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from runtime.llama_models import EXPERTS
+
 from argosy.cluster.file import cluster_from_content
 from argosy.cluster.topology import Cluster, canonical
 from argosy.plan.file import dumps_plan
@@ -39,9 +41,26 @@ _MODEL = {
 next to nothing."""
 
 
+_MIXTURE = {
+    "model_type": "mixtral",
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+    "hidden_size": 512,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_local_experts": EXPERTS,
+    "num_experts_per_tok": 2,
+}
+"""What a model with experts is taken to cost."""
+
+
 @cache
-def losses_alone(steps: int, captured: str = "", rate: str = "0.01") -> list[float]:
-    environment = {**os.environ, "CAPTURED": captured, "RATE": rate}
+def losses_alone(
+    steps: int, captured: str = "", rate: str = "0.01", mixture: str = ""
+) -> list[float]:
+    environment = {**os.environ, "CAPTURED": captured, "RATE": rate, "MIXTURE": mixture}
     done = subprocess.run(
         [sys.executable, PROGRAM, str(steps)],
         env=environment,
@@ -75,6 +94,24 @@ def in_one_group(plan: Plan, cluster: Cluster) -> Plan:
     )
 
 
+def sharing_experts(plan: Plan, cluster: Cluster) -> Plan:
+    """All layers on every device, which share the experts unevenly."""
+    devices = [device.name for device in cluster.devices]
+    samples = (2, *(1 for _ in devices[1:]))
+    replicas = tuple(
+        Replica(devices=(name,), samples=number)
+        for name, number in zip(devices, samples, strict=True)
+    )
+    rest = (EXPERTS - 3) // (len(devices) - 1)
+    experts = (EXPERTS - rest * (len(devices) - 1), *[rest] * (len(devices) - 1))
+    plan = in_one_group(plan, cluster)
+    stage = replace(plan.stages[0], replicas=replicas, expert=len(devices), experts=experts)
+    micro_batch, batch = sum(samples), plan.global_batch
+    return replace(
+        plan, stages=(stage,), micro_batch_size=micro_batch, num_micro_batches=batch // micro_batch
+    )
+
+
 class ElasticRun:
     """A job on a few hosts, all on this machine; leaving it ends whatever still runs."""
 
@@ -90,6 +127,7 @@ class ElasticRun:
         chain: bool = True,
         is_grouped: bool = False,
         shares_sequence: bool = False,
+        shares_experts: bool = False,
         gate: int | None = None,
         environment: Mapping[str, str] | None = None,
         **settings: Any,
@@ -98,6 +136,7 @@ class ElasticRun:
         self.environment = {
             "OMP_NUM_THREADS": "1",
             "STEP_SECONDS": str(step_seconds),
+            "MIXTURE": "1" if shares_experts else "",
             **(environment or {}),
         }
         self.wrap: Callable[[str], list[str]] = lambda host: []
@@ -119,7 +158,7 @@ class ElasticRun:
         self.cluster = cluster_from_content(canonical({"name": "few", "nodes": [node]}))
         config = folder / "costs" / "config.json"
         config.parent.mkdir(parents=True)
-        config.write_text(json.dumps(_MODEL))
+        config.write_text(json.dumps(_MIXTURE if shares_experts else _MODEL))
         model = load_model(str(config), dtype="fp32")
         self.plan = find_plan(
             model, self.cluster, global_batch=8, settings=Settings(runnable=True, max_width=1)
@@ -130,6 +169,11 @@ class ElasticRun:
             (stage,) = in_one_group(self.plan, self.cluster).stages
             stage = replace(stage, context=len(stage.devices))
             self.plan = replace(in_one_group(self.plan, self.cluster), stages=(stage,))
+        if shares_experts and shares_sequence:
+            (stage,) = self.plan.stages
+            self.plan = replace(self.plan, stages=(replace(stage, expert=stage.context),))
+        elif shares_experts:
+            self.plan = sharing_experts(self.plan, self.cluster)
         (folder / "plan.json").write_text(dumps_plan(self.plan))
         self.settings = {
             "lost_after": 2.0,
@@ -317,7 +361,10 @@ class ElasticRun:
             position = line["step"] + 1
             final[line["step"]] = line["loss"]
         alone = losses_alone(
-            self.steps, self.environment.get("CAPTURED", ""), self.environment.get("RATE", "0.01")
+            self.steps,
+            self.environment.get("CAPTURED", ""),
+            self.environment.get("RATE", "0.01"),
+            self.environment["MIXTURE"],
         )
         assert sorted(final) == list(range(self.steps)), self.told()
         for step, loss in final.items():

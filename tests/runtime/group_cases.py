@@ -160,6 +160,12 @@ def training(plan: Plan, slow: Mapping[int, float]) -> Iterator[Trainer]:
         yield parallelize(build(), loss_of, adamw, batch_of(0), plan)
 
 
+def train_by(plan: Plan, steps: int) -> list[float]:
+    """Losses."""
+    with training(plan, {}) as trainer:
+        return [trainer.step(batch_of(step)) for step in range(steps)]
+
+
 def timeline_of(plan: Plan, slow: Mapping[int, float], steps: int) -> str | None:
     """On rank 0."""
     with training(plan, slow) as trainer:

@@ -123,6 +123,32 @@ def mixture(samples: int, *, tied: bool = False) -> Any:
     return model, loss_fn, tokens
 
 
+def mixture_of_blocks(samples: int) -> Any:
+    """Six layers, all four blocks of which have experts."""
+    model, loss_fn, tokens = llama(samples)
+    for at in range(1, 5):
+        model[at] = MixtureBlock()
+    return model, loss_fn, tokens
+
+
+class DenseMixtureBlock(MixtureBlock):
+    """A block that multiplies by all experts at once, so that no operation depends on data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norms[0](x))
+        y = self.norms[1](x)
+        made = F.silu(torch.einsum("btw,ewf->betf", y, self.experts.up))
+        weighted = torch.einsum("betf,bte->betf", made, self.router(y).softmax(-1))
+        return x + torch.einsum("betf,efw->btw", weighted, self.experts.down)
+
+
+def dense_mixture(samples: int, *, tied: bool = False) -> Any:
+    """Six layers, of which two have experts that all tokens meet."""
+    model, loss_fn, tokens = llama(samples, tied=tied)
+    model[2], model[3] = DenseMixtureBlock(), DenseMixtureBlock()
+    return model, loss_fn, tokens
+
+
 def hf_mixtral(samples: int, *, tied: bool = False) -> Any:
     from runtime.small_models import labelled_loss
     from transformers import MixtralConfig, MixtralForCausalLM
@@ -149,5 +175,6 @@ EXPERT_LAYERS = {"mixture": (2, 3), "hf-mixtral": (1, 2, 3, 4)}
 LLAMA_MODELS: dict[str, Callable[..., Any]] = {
     "llama": llama,
     "mixture": mixture,
+    "dense-mixture": dense_mixture,
     "hf-mixtral": hf_mixtral,
 }

@@ -21,7 +21,8 @@ from argosy.plan.plan import ModelRef, Plan, Replica
 from argosy.runtime.communication.boxes import TensorBox
 from argosy.runtime.graphs.cut import GraphCut, aligned
 from argosy.runtime.processes.ranks import devices_by_rank
-from argosy.runtime.sources.operations import forward_of, group_programs, sharings
+from argosy.runtime.sources.operations import forward_of, group_programs
+from argosy.runtime.sources.sharing import sharings
 from argosy.runtime.stages import tensor_stage as tensorstage
 from argosy.runtime.stages.tensor_stage import Sharing, stage_graph
 from argosy.runtime.step.trainer import parallelize

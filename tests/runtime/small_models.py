@@ -367,8 +367,18 @@ def hf_vit(samples: int, *, tied: bool = False) -> Built:
     return ViTForImageClassification(config), labelled_loss, batch
 
 
+def hf_bert(samples: int, *, tied: bool = False) -> Built:
+    from transformers import BertConfig, BertForMaskedLM
+
+    drops = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": LENGTH}
+    config = BertConfig(**_SIZES, **sizes, **drops, tie_word_embeddings=tied)
+    ids = torch.randint(1, VOCABULARY, (samples, LENGTH))
+    return BertForMaskedLM(config), labelled_loss, {"input_ids": ids, "labels": ids}
+
+
 def hf_t5(samples: int, *, tied: bool = False) -> Built:
-    """Has no layers here: it runs in stages of operations."""
+    """An encoder and a decoder; its tokens, encodings and relative positions pass or tie stages."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     sizes = {"d_model": WIDTH, "d_kv": 8, "d_ff": 2 * WIDTH, "num_layers": 2, "num_heads": 2}
@@ -396,13 +406,14 @@ HUGGING_FACE: dict[str, Callable[..., Built]] = {
     "hf-gpt2": hf_gpt2,
     "hf-llama": hf_llama,
     "hf-vit": hf_vit,
+    "hf-bert": hf_bert,
     "hf-t5": hf_t5,
 }
 FROZEN: dict[str, Callable[..., Built]] = {
     "lora": lora,
     "lora-at-the-end": functools.partial(lora, adapted=1),
 }
-NUM_LAYERS = {"t5": 7}
+NUM_LAYERS = {"t5": 7, "hf-t5": 7}
 """Where not 6."""
 
 

@@ -4,15 +4,23 @@ without a trace in what it trains."""
 from __future__ import annotations
 
 import pytest
-from runtime.adapting_cases import Slowing, pipeline, side_by_side, train_alone, train_and_adapt
+from runtime.adapting_cases import (
+    Slowing,
+    pipeline,
+    share_and_adapt,
+    side_by_side,
+    train_alone,
+    train_and_adapt,
+)
 from runtime.rank_pool import RankPool
 
 STEPS = 16
 SLOW = Slowing(rank=1, step=5, factor=3.0)
 
-pytestmark = pytest.mark.flaky(reruns=4)  # it measures real time
+REAL_TIME = pytest.mark.flaky(reruns=4)
 
 
+@REAL_TIME
 def test_work_moves_away_from_a_device_that_slows_down(ranks: RankPool) -> None:
     [(losses, events, seconds), _] = ranks(2, train_and_adapt, pipeline(), "full", SLOW, STEPS)
     assert losses == pytest.approx(train_alone(STEPS), abs=1e-7)
@@ -26,6 +34,7 @@ def test_work_moves_away_from_a_device_that_slows_down(ranks: RankPool) -> None:
     assert any(event["event"] == "outcome" and event["measured_after"] > 0 for event in events)
 
 
+@REAL_TIME
 def test_shares_follow_a_device_that_slows_down(ranks: RankPool) -> None:
     [(losses, events, _), _] = ranks(2, train_and_adapt, side_by_side(), "shares", SLOW, STEPS)
     assert losses == pytest.approx(train_alone(STEPS), abs=1e-7)
@@ -33,3 +42,20 @@ def test_shares_follow_a_device_that_slows_down(ranks: RankPool) -> None:
     assert decided["what"] == "shares"
     assert decided["stages"][0]["samples"] == {"a0.0": 3, "b0.0": 1}
     assert decided["predicted_after"] < decided["predicted_before"]
+
+
+@pytest.mark.parametrize("model", ["llama", "mixture"])
+def test_a_run_that_shares_a_sequence_or_experts_is_planned_again_with_unequal_parts(
+    ranks: RankPool, model: str
+) -> None:
+    [(losses, alone, events, plan), _] = ranks(2, share_and_adapt, model, 8)
+    assert losses == pytest.approx(alone, rel=1e-9)
+    full = [event["event"] for event in events if event["what"] == "full"]
+    assert full and set(full) <= {"decision", "outcome"}, events
+    (stage,) = plan.stages
+    if model == "llama":
+        assert stage.context == 2
+        assert stage.replicas[0].shares[0] > 0.55
+    else:
+        assert stage.expert == 2
+        assert stage.experts[0] > stage.experts[1]

@@ -259,6 +259,51 @@ def test_devices_that_share_a_sequence_go_on_with_those_that_are_left() -> None:
     assert alone.stages[0].context == 1
 
 
+def test_holders_of_experts_go_on_with_those_that_are_left() -> None:
+    """Groups that share experts have one width; a run whose parts share experts has fewer parts."""
+    groups = plan_of(
+        Case(model="mixture", shares=((2, 2),), ratios=((0.5, 0.3, 0.2),), experts=(3, 3))
+    )
+    first, second = groups.devices[:3], groups.devices[3:]
+    for lost, widths, expert in (
+        (first[:1], [3], 1),
+        ((first[0], second[1]), [2, 2], 2),
+        ((*first[:2], second[1]), [2], 1),
+    ):
+        left = regrouped(groups, set(groups.devices) - set(lost))
+        assert left is not None
+        (stage,) = left.stages
+        assert [replica.width for replica in stage.replicas] == widths
+        assert stage.expert == expert
+    parts = plan_of(
+        Case(
+            model="mixture",
+            shares=((4,),),
+            ratios=((0.5, 0.3, 0.2),),
+            context=True,
+            experts=(2, 2, 2),
+        )
+    )
+    left = regrouped(parts, parts.devices[1:])
+    assert left is not None
+    assert (left.stages[0].context, left.stages[0].expert) == (2, 2)
+
+
+def test_parts_on_groups_stay_if_a_replica_is_whole_and_end_on_single_devices_otherwise() -> None:
+    even = (0.25,) * 4
+    plan = plan_of(Case(shares=((2, 2),), ratios=(even,), context=True, members=2))
+    first, second = plan.devices[:4], plan.devices[4:]
+    whole = regrouped(plan, {*first[1:], *second})
+    assert whole is not None
+    assert [replica.devices for replica in whole.stages[0].replicas] == [second]
+    assert whole.stages[0].context == 2
+    left = regrouped(plan, {*first[1:], *second[2:]})
+    assert left is not None
+    (stage,) = left.stages
+    assert [replica.devices for replica in stage.replicas] == [first[1:]]
+    assert stage.context == 3
+
+
 def test_experts_are_shared_again_by_the_replicas_that_are_left() -> None:
     plan = plan_of(Case(model="mixture", shares=((1, 1, 1, 3),), experts=(5, 1)))
     devices = plan.devices

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runtime.elastic_cases import PROGRAM, ElasticRun, losses_alone
@@ -75,14 +76,24 @@ def test_the_command_goes_on_after_a_member_of_a_group_was_killed(tmp_path: Path
     run.await_(lambda: not run.processes(), 20)
 
 
-@pytest.mark.parametrize("chain", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
-def test_parts_of_a_sequence_survive_a_killed_worker_and_a_lost_host(
-    tmp_path: Path, chain: bool
+@pytest.mark.parametrize(
+    ("shared", "chain"),
+    [
+        ("sequence", False),
+        pytest.param("sequence", True, marks=pytest.mark.exhaustive),
+        pytest.param("experts", False, marks=pytest.mark.exhaustive),
+        pytest.param("experts", True, marks=pytest.mark.exhaustive),
+        pytest.param("sequence experts", False, marks=pytest.mark.exhaustive),
+        pytest.param("sequence experts", True, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_what_devices_share_survives_a_killed_worker_and_a_lost_host(
+    tmp_path: Path, shared: str, chain: bool
 ) -> None:
-    """With known costs, the smaller plan is searched for; otherwise two parts are left of three."""
-    with ElasticRun(
-        tmp_path, hosts=3, steps=9, gate=3, shares_sequence=True, chain=chain, adapt="off"
-    ) as run:
+    """With known costs, the smaller plan is searched for; otherwise two holders are left of
+    three."""
+    sharing: dict[str, Any] = {f"shares_{what}": True for what in shared.split()}
+    with ElasticRun(tmp_path, hosts=3, steps=9, gate=3, chain=chain, adapt="off", **sharing) as run:
         run.start()
         run.await_step(3)
         assert run.kill_worker("h1")

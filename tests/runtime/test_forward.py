@@ -96,7 +96,9 @@ def test_a_cut_that_does_not_fit_is_told() -> None:
     ):
         GraphCut(forward, [int(at == first) for at in range(count)], 2)
     with pytest.raises(
-        InputError, match=rf"cut: found 2 operations, expected {count}, the forward of the program"
+        InputError,
+        match=rf"cut: found 2 operations, expected {count}, the forward of the program; make the "
+        "plan from the model and batch that are trained",
     ):
         aligned(forward, [0, 0])
     longer = forward_of(lambda model, x: plain(model, torch.tanh(x)))

@@ -17,7 +17,8 @@ from argosy.plan.file import dumps_plan, loads_plan, plan_to_dict
 from argosy.plan.plan import Plan
 from argosy.runtime.graphs.cut import GraphCut, aligned
 from argosy.runtime.processes.ranks import devices_by_rank
-from argosy.runtime.sources.operations import forward_of, sharings
+from argosy.runtime.sources.operations import forward_of
+from argosy.runtime.sources.sharing import sharings
 from argosy.runtime.stages import tensor_stage as tensorstage
 from argosy.runtime.stages.tensor_stage import Sharing
 from argosy.workload.capture.forward import Forward

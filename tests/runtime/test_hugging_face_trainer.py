@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from runtime.run_cases import written_plan
+from runtime.small_models import hf_bert
 from runtime.training_cases import Case, plan_of
 from safetensors.torch import load_file
 from transformers import GPT2LMHeadModel
@@ -142,6 +143,37 @@ def test_adapters_are_trained_as_in_one_process(tmp_path: Path) -> None:
     assert one and all(torch.allclose(one[name], other[name], rtol=1e-3, atol=1e-5) for name in one)
 
 
+def test_short_batches_of_an_encoder_and_decoder_weigh_as_in_one_process(tmp_path: Path) -> None:
+    """``Seq2SeqTrainer`` weighs a last short batch of an evaluation like a whole one."""
+    alone, folder = tmp_path / "alone", tmp_path / "plan"
+    for place in (alone, folder):
+        place.mkdir()
+    script = SCRIPT.parent / "hf_seq2seq.py"
+    changes = {
+        "import torch\n": (
+            "import torch\nfrom argosy.integrations.hf import ArgosyTrainer as Seq2SeqTrainer\n"
+        ),
+        "    Seq2SeqTrainer,\n": "",
+        "    data_collator=collate,\n": '    data_collator=collate, plan=FOLDER / "plan.json",\n',
+    }
+    text = script.read_text()
+    for before, after in changes.items():
+        assert text.count(before) == 1
+        text = text.replace(before, after)
+    (folder / "train.py").write_text(text)
+    written_plan(folder, Case(shares=((2,), (2,)), num_micro_batches=4))
+    run([sys.executable, str(script), str(alone)])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    run([*torchrun, "--nproc-per-node", "2", str(folder / "train.py"), str(folder)])
+    wanted, found = history(alone), history(folder)
+    assert sum("eval_loss" in line for line in wanted) == 3
+    assert [line.keys() for line in found] == [line.keys() for line in wanted]
+    for line, other in zip(found, wanted, strict=True):
+        assert line == pytest.approx(other, rel=2e-5)
+    kept = [sorted(path.name for path in place.glob("checkpoint-*")) for place in (alone, folder)]
+    assert kept[0] == kept[1] and kept[0]
+
+
 def refusals(kind: type[hf.ArgosyTrainer] = hf.ArgosyTrainer, **changed: Any) -> str:
     """What a trainer with these settings is refused for."""
     usual = {"train_batch_size": 8, "bf16": False, "fp16": False, "gradient_accumulation_steps": 1}
@@ -164,6 +196,8 @@ FREE = SimpleNamespace(
     lr_scheduler=None,
     compute_metrics=None,
     model_accepts_loss_kwargs=True,
+    compute_loss_func=None,
+    label_smoother=None,
     model=torch.nn.Sequential(),
 )
 
@@ -186,7 +220,15 @@ FREE = SimpleNamespace(
         ),
         (
             {"gradient_accumulation_steps": 2, "model_accepts_loss_kwargs": False},
-            "gradient_accumulation_steps: found 2, expected 1 for a model that is captured or whose loss takes no",
+            "gradient_accumulation_steps: found 2, expected 1 for a model that is captured or whose loss ignores",
+        ),
+        (
+            {"gradient_accumulation_steps": 2, "model": hf_bert(1)[0]},
+            "num_items_in_batch; a larger global batch accumulates as much",
+        ),
+        (
+            {"load_best_model_at_end": True, "save_only_model": True},
+            "save_only_model: found true with load_best_model_at_end, expected false, because the",
         ),
         ({"torch_compile": True}, "torch_compile: found true, expected no such setting with a"),
         ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha: found 5.0, expected no such setting"),

@@ -66,9 +66,27 @@ PARTS_BESIDE_GROUP = spread(
     (4, [group(1, 2, samples=4, ratios=(0.4, 0.6))], 0, {"context": 2}),
 )
 MORE_PARTS = spread((6, [group(3, 1, 0, samples=4, ratios=(0.5, 0.3, 0.2))], 2, {"context": 3}))
+PARTS_ON_GROUPS = spread(
+    (6, [group(0, 1, 2, 3, samples=4, ratios=(0.3, 0.2, 0.3, 0.2))], 1, {"context": 2})
+)
 SHARED_EXPERTS = spread((2, {0: 4}, 0), (4, {1: 1, 2: 1, 3: 2}, 0, {"expert": 3}))
 UNEVEN_EXPERTS = spread((6, {2: 2, 0: 2}, 1, {"expert": 2, "experts": (5, 1)}))
 EXPERTS_TWICE = spread((6, {0: 1, 1: 1, 2: 1, 3: 1}, 3, {"expert": 2}))
+EXPERTS_ON_GROUPS = spread(
+    (
+        6,
+        [group(0, 1, samples=2, ratios=(0.7, 0.3)), group(2, 3, samples=2, ratios=(0.7, 0.3))],
+        3,
+        {"expert": 2},
+    )
+)
+EXPERTS_BESIDE_GROUP = spread(
+    (3, [group(0, 3, samples=4)], 0), (3, {1: 1, 2: 3}, 2, {"expert": 2, "experts": (2, 4)})
+)
+EXPERTS_OF_PARTS = spread(
+    (2, {0: 4}, 0),
+    (4, [group(1, 2, samples=4, ratios=(0.6, 0.4))], 1, {"context": 2, "expert": 2}),
+)
 
 JOURNEYS = {
     "through every kind of plan": Journey(
@@ -107,12 +125,25 @@ JOURNEYS = {
         model="llama",
         tied=True,
         first=TWO_BY_TWO,
-        changes=(None, PARTS, PARTS_BESIDE_GROUP, None, MORE_PARTS, LAYERS_MOVED),
+        changes=(
+            None,
+            PARTS,
+            PARTS_BESIDE_GROUP,
+            None,
+            PARTS_ON_GROUPS,
+            MORE_PARTS,
+            LAYERS_MOVED,
+        ),
     ),
     "through shared experts": Journey(
         model="mixture",
         first=SHARED_EXPERTS,
         changes=(None, UNEVEN_EXPERTS, EXPERTS_TWICE, WITH_IDLE, None, SHARED_EXPERTS),
+    ),
+    "through experts of groups and parts": Journey(
+        model="mixture",
+        first=EXPERTS_ON_GROUPS,
+        changes=(None, UNEVEN_EXPERTS, EXPERTS_OF_PARTS, EXPERTS_BESIDE_GROUP, EXPERTS_ON_GROUPS),
     ),
     "before the first step": Journey(first=WITH_IDLE, changes=(TWO_BY_TWO, None)),
     "built without values": Journey(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from runtime.small_models import hf_t5
 from runtime.training_cases import Case, plan_of
 from torch import nn
 
@@ -30,7 +31,8 @@ from argosy.runtime.processes.run_folder import held
 from argosy.runtime.sources.mixing import check_mixing
 from argosy.runtime.sources.source import LayerSource
 from argosy.runtime.stages.huggingface import Inputs, check_attention
-from argosy.runtime.stages.layers import find_layers
+from argosy.runtime.stages.huggingface_encoders import EncoderInputs
+from argosy.runtime.stages.layers import check_unwrapped, find_layers
 from argosy.runtime.stages.moment import Moment
 from argosy.runtime.stages.stage import LayerStage
 from argosy.runtime.stages.weighing import LossWatch
@@ -122,6 +124,18 @@ CASES: list[tuple[Callable[[], Any], str]] = [
         lambda: find_layers(Listed()),
         "Listed.argosy_layers()[1]: found function, expected an nn.Module",
     ),
+    (
+        lambda: check_unwrapped(nn.DataParallel(nn.Linear(2, 2))),
+        "model: found a DataParallel, expected the model itself, which the plan divides; give model.module",
+    ),
+    (
+        lambda: EncoderInputs(nn.Identity())(torch.ones(1, 2), inputs_embeds=torch.ones(1, 2)),
+        "model: found inputs_embeds, expected only token_type_ids, position_ids, labels",
+    ),
+    (
+        lambda: find_layers(hf_t5(1)[0])[0](torch.ones(1, 2, dtype=torch.int64)),
+        "model: found no labels, expected labels or decoder_input_ids",
+    ),
     (lambda: check_attention(GPT2LMHeadModel()), "model: found attention eager, expected sdpa"),
     (
         lambda: Inputs(nn.Identity(), "input_ids")(
@@ -166,7 +180,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
         lambda: world.check_supported(
             replace(plan_of(Case()), stages=(replace(plan_of(Case()).stages[0], context=2),))
         ),
-        "plan: Stage 0 asks for context parallelism",
+        "plan: Stage 0 asks for context parallelism in 2 parts on replicas of 1 device",
     ),
     (
         lambda: world.check_world_size(("a", "b"), 1),

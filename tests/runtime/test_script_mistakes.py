@@ -16,9 +16,10 @@ from torch.utils.data import DataLoader
 
 from argosy.cli.running.run_checks import check_steps
 from argosy.errors import InputError
-from argosy.runtime.job.program import check_program, load_program
+from argosy.runtime.job.program import check_loader, check_program, load_program
 from argosy.runtime.processes.manifest import write_manifest
 from argosy.runtime.processes.run_spec import RunSpec
+from argosy.runtime.sources.optimizing import make_updating
 
 BUILD = "import torch\nfrom torch import nn\ndef build(): ...\n"
 LOADER = "torch.utils.data.DataLoader([1, 2])"
@@ -115,6 +116,18 @@ def test_a_function_may_come_about_in_any_way(tmp_path: Path, text: str) -> None
             "def lr_scheduler(optimizer): ...",
             "lr_scheduler: found a function that nothing calls, expected the name i",
         ),
+        (
+            "callback = [print]",
+            "callback: found functions that nothing calls, expected the name in callbacks = [",
+        ),
+        (
+            "lr_scheduler = lambda optimizer: None",
+            "lr_scheduler: found a function that nothing calls, expected the name i",
+        ),
+        (
+            "def callback(metrics): ...",
+            "callback: found a function that nothing calls, expected the name in callbacks = [",
+        ),
     ],
 )
 def test_what_would_be_ignored_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -136,6 +149,28 @@ def test_what_would_be_ignored_is_refused(tmp_path: Path, text: str, message: st
 )
 def test_what_is_meant_so_is_taken(tmp_path: Path, text: str) -> None:
     load_program(str(script(tmp_path, text)), trains=True)
+
+
+@pytest.mark.parametrize(("size", "is_refused"), [(8, False), (None, False), (4, True)])
+def test_a_loader_of_other_batches_is_refused(
+    tmp_path: Path, size: int | None, is_refused: bool
+) -> None:
+    """A loader with half the plan's batch would train on half of it in every step."""
+    loader = f"data = torch.utils.data.DataLoader([1] * 16, batch_size={size})"
+    program = load_program(str(script(tmp_path, loader)), trains=True)
+    if not is_refused:
+        check_loader(program, 8)
+        return
+    message = "data: found a DataLoader with batch_size=4, expected batch_size=8, the plan's global"
+    with pytest.raises(InputError, match=message):
+        check_loader(program, 8)
+
+
+def test_a_scheduler_that_is_not_returned_is_refused() -> None:
+    """A forgotten ``return`` would leave the learning rate as it is."""
+    named = [("weight", torch.nn.Parameter(torch.zeros(2)))]
+    with pytest.raises(InputError, match=r'scheduler\(optimizer\): found "NoneType", expected a'):
+        make_updating(torch.optim.SGD, lambda optimizer: None, named, 0)  # type: ignore
 
 
 TRAINED = """

@@ -19,7 +19,7 @@ def test_training_equals_one_process(ranks: RankPool, case: Case) -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        pytest.param(name, marks=[pytest.mark.exhaustive] if name == "hf-t5" else [])
+        pytest.param(name, marks=[pytest.mark.exhaustive] if name == "hf-bert" else [])
         for name in HUGGING_FACE
     ],
 )

@@ -100,6 +100,8 @@ class Case:
     """Whether groups divide positions between products, because links have no latency."""
     context: bool = False
     """Whether these devices share the sequence instead of the weights."""
+    members: int = 1
+    """The devices of each part of a sequence, which share its weights."""
     experts: tuple[int, ...] = ()
     """Experts of a layer on each replica of a group, in stages with layers that have some."""
 
@@ -141,6 +143,7 @@ class Case:
             else []
         )
         extras += ["context"] if self.context else []
+        extras += [f"of{self.members}"] if self.members > 1 else []
         extras += [f"experts{':'.join(map(str, self.experts))}"] if self.experts else []
         extras += (
             [f"{self.algorithm}{self.per_node}"] if self.algorithm is not Algorithm.RING else []
@@ -194,8 +197,8 @@ def plan_of(case: Case) -> Plan:
                 recompute=case.recompute,
                 zero=case.zero,
                 offload=parse_offload(case.offload) if case.offload else NO_OFFLOAD,
-                context=len(case.groups(index)[0]) if case.context else 1,
-                **_experts(case, cuts[index], cuts[index + 1]),
+                context=max(1, len(case.groups(index)[0]) // case.members) if case.context else 1,
+                **_experts(case, index, cuts[index], cuts[index + 1]),
             )
             for index in range(len(case.shares))
         ),
@@ -206,12 +209,14 @@ def plan_of(case: Case) -> Plan:
     )
 
 
-def _experts(case: Case, first: int, end: int) -> dict[str, Any]:
-    """Of a stage of these layers, in how many parts experts are shared out, and how many each
-    has."""
-    if not case.experts or not any(
-        first <= layer < end for layer in EXPERT_LAYERS.get(case.model, (first,))
-    ):
+def _experts(case: Case, stage: int, first: int, end: int) -> dict[str, Any]:
+    """Of a stage of these layers, in how many parts experts are shared out, and how many each has;
+    none if its holders do not form such groups."""
+    parts = max(1, len(case.groups(stage)[0]) // case.members) if case.context else 1
+    holders = len(case.shares[stage]) * parts
+    if not case.experts or holders % len(case.experts):
+        return {}
+    if not any(first <= layer < end for layer in EXPERT_LAYERS.get(case.model, (first,))):
         return {}
     return {
         "expert": len(case.experts),

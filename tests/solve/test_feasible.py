@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from random import Random
 
@@ -10,9 +11,11 @@ from support.planning_cases import Case, Recipe, complete_plans, random_case
 
 from argosy.cluster.topology import Cluster
 from argosy.plan.check import check_plan
+from argosy.schedule import build_schedule
 from argosy.schedule.generate import group_size, usual_depth
 from argosy.solve.feasible import batch_shapes, find_fit
 from argosy.solve.search.shape import Shape
+from argosy.solve.settings import SCHEDULES
 from argosy.space.enumerate import Scope
 
 SHORT = Recipe(max_devices=4, max_layers=5, max_pools=2, batches=(1, 2, 3, 4))
@@ -67,3 +70,17 @@ def test_shapes_are_all_ways_to_cut_a_batch(batch: int) -> None:
     assert all(
         schedule.k <= shape.num_micro_batches for shape in cuts for schedule in shape.schedules
     )
+
+
+def test_schedules_are_dropped_only_if_an_earlier_one_has_the_same_actions() -> None:
+    """For any number of stages; what stays differs from every other."""
+    for shape in batch_shapes(12, SCHEDULES):
+        count = shape.num_micro_batches
+        actions = {
+            spec: [build_schedule(spec, stages, count).rows for stages in range(1, 7)]
+            for spec in SCHEDULES
+            if spec.k <= count
+        }
+        kept = [actions[spec] for spec in shape.schedules]
+        assert all(orders in kept for orders in actions.values())
+        assert all(first != second for first, second in itertools.combinations(kept, 2))

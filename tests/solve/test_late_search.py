@@ -23,7 +23,7 @@ def test_a_search_that_ends_at_any_moment_has_a_plan_and_a_bound(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = random_case(seed, CASES)
-    settings = Settings(level=2, gap=0, schedules=case.schedules)
+    settings = Settings(level=2, gap=0, schedules=case.schedules, spanning=True)
     plan, best = found_best(case, settings)
     if plan is None:
         return

@@ -18,6 +18,7 @@ from argosy.plan.plan import Recompute
 from argosy.planner import SCHEDULES
 from argosy.sim.simulate import simulate
 from argosy.solve.finalists.judge import Complete
+from argosy.solve.search.crossings import carried
 from argosy.solve.search.kinds import PlanKind
 from argosy.solve.search.pipeline import PlanSearch
 from argosy.solve.search.shape import Shape
@@ -163,6 +164,57 @@ def test_a_line_carries_what_all_boundaries_send_over_it(schedule: int) -> None:
             ratios.append(bound / exact(case, shape, plan))
     assert ratios
     assert max(ratios) <= 1 + 1e-9
+
+
+def test_a_line_that_waits_for_gradients_is_bounded_by_its_pauses() -> None:
+    """Under kfkb with k = 4 and four micro-batches nothing crosses until all forwards are done:
+    the bound of a plan that crosses twice is what is played."""
+    case = sites_of("ab", 2, 3)
+    layers = tuple(replace(LAYER, name=f"layer{number}") for number in range(3))
+    case = replace(case, chain=replace(case.chain, layers=layers))
+    shape = next(shape for shape in case.shapes if shape.num_micro_batches == 4)
+    ratios = [
+        bound / exact(case, shape, plan)
+        for kind, bound, plan in found(case, shape, mixed=False)
+        if kind is PlanKind.EVEN and _crossings(plan) == 2
+    ]
+    assert ratios
+    assert min(ratios) >= 1 - 1e-6
+    assert max(ratios) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize(("schedule", "count"), [(0, 2), (3, 4)])
+def test_a_gradient_crosses_before_it_is_back_at_the_last_fixed_stage(
+    schedule: int, count: int
+) -> None:
+    """Two stages of each site, the second site's ones in the middle: behind the second stage it is
+    certain that the line is crossed again, but not where."""
+    case = sites_of("ab", 2, schedule)
+    layers = tuple(replace(LAYER, name=f"layer{number}") for number in range(4))
+    case = replace(case, chain=replace(case.chain, layers=layers), global_batch=8)
+    shape = next(shape for shape in case.shapes if shape.num_micro_batches == count)
+    ratios = [
+        bound / exact(case, shape, plan)
+        for _, bound, plan in found(case, shape, mixed=False, most=2000)
+        if len(plan) == 4 and _crossings(plan) == 2
+    ]
+    assert 1 - 1e-6 <= max(ratios) <= 1 + 1e-9
+
+
+def test_no_order_of_transfers_is_done_before_that_of_their_beginnings() -> None:
+    for seed in range(60):
+        random = Random(seed)
+        transfers = [
+            (random.choice((0, 1, 2, 5, 9)), random.choice((1, 2, 3)))
+            for _ in range(random.randint(1, 6))
+        ]
+        ends = []
+        for order in itertools.permutations(transfers):
+            end = 0.0
+            for begin, seconds in order:
+                end = max(end, begin) + seconds
+            ends.append(end)
+        assert carried(transfers) == min(ends)
 
 
 def test_bounds_hold_for_plans_that_cross_a_line_several_times() -> None:

@@ -24,6 +24,8 @@ from argosy.plan.plan import Recompute
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
 from argosy.solve.finalists.judge import Complete
+from argosy.solve.search.kinds import PlanKind
+from argosy.solve.search.menu import Menu
 from argosy.solve.search.pipeline import PlanSearch
 from argosy.solve.search.shape import Shape
 from argosy.space.rate import throughput_bound
@@ -308,3 +310,40 @@ def test_kinds_divide_all_plans_and_their_bounds_hold(seed: int) -> None:
                 case.placed(shape, plan), case.chain, case.cluster, model=case.model
             ).iteration_ends
             assert bound <= end * (1 + 1e-9)
+
+
+def test_transfers_between_fixed_stages_count_all_samples_that_both_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A plan with one stage of several replicas still hands whole micro-batches from single device
+    to single device: bounds rise by that, and stay below the exact engine."""
+    raised = 0
+    for seed in range(5000, 5060):
+        recipe = replace(NARROW, batches=(4, 6), per_node=(1,))
+        case = random_case(seed, recipe)
+        shape = case.shapes[seed % 2]
+        options = case.options(shape.micro_batch_size, case.scope(prune=False, mixed=False, **FEW))
+        if not options:
+            continue
+        menu = next(
+            (m for m in case.menu(shape, options).by_kind() if m.kind is PlanKind.ALIKE), None
+        )
+        if menu is None:
+            continue
+        arguments = (menu, case.counts, sum(case.counts), math.inf)
+        found = found_in_order(PlanSearch(*arguments, slack=None))[:400]
+        with monkeypatch.context() as patch:
+            patch.setattr(Menu, "paired", lambda self, row, rows, cut, outside: 0.0 * rows)
+            before = {
+                key(plan): bound
+                for bound, plan in found_in_order(PlanSearch(*arguments, slack=None))
+            }
+        assert all(bound >= before[key(plan)] * (1 - 1e-9) for bound, plan in found)
+        higher = [(bound, plan) for bound, plan in found if bound > before[key(plan)] * (1 + 1e-6)]
+        for bound, plan in higher[:: max(1, len(higher) // 8)]:
+            (end,) = simulate(
+                case.placed(shape, plan), case.chain, case.cluster, model=case.model
+            ).iteration_ends
+            assert bound <= end * (1 + 1e-9)
+            raised += 1
+    assert raised >= 20

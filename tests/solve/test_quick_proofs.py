@@ -24,14 +24,28 @@ def test_no_plan_of_its_units_is_faster_than_the_bound(seed: int) -> None:
         plan = search.run()
     except InfeasibleError:
         return
-    exact = Settings(level=2, gap=0, units=search.units, schedules=case.schedules)
+    exact = Settings(
+        level=2,
+        gap=0,
+        units=search.units,
+        schedules=case.schedules,
+        spanning=search.scope(search.units).spanning,
+    )
     _, best = found_best(case, exact)
     assert plan.certificate is not None
     assert plan.certificate.lower_bound_seconds <= best * (1 + FOLDED)
 
 
 def test_the_finest_units_with_a_small_gap_count_if_they_have_a_plan_as_fast() -> None:
-    fast, close, far = (0.9, (4,), 1), (0.95, (2,), 1), (0.5, (1,), 1)
-    assert widest_proof([fast, close, far], 1.0) == close
-    assert widest_proof([(2.0, (4,), 1), far, (0.6, (1,), 1)], 1.0) == (0.6, (1,), 1)
-    assert widest_proof([(2.0, (4,), 1), far, (0.9, (1,), 1)], 1.0) == (0.9, (1,), 1)
+    fast, close, far = (0.9, (4,), 1, True), (0.95, (2,), 1, True), (0.5, (1,), 1, True)
+    coarse = (2.0, (4,), 1, True)
+    assert widest_proof([fast, close, far], 1.0, spans=False) == close
+    for bound in (0.6, 0.9):
+        fine = (bound, (1,), 1, True)
+        assert widest_proof([coarse, far, fine], 1.0, spans=False) == fine
+
+
+def test_groups_inside_nodes_prove_nothing_about_a_plan_across_nodes() -> None:
+    inside, all_groups = (0.95, (1,), 1, False), (0.5, (1,), 1, True)
+    assert widest_proof([inside, all_groups], 1.0, spans=False) == inside
+    assert widest_proof([inside, all_groups], 1.0, spans=True) == all_groups

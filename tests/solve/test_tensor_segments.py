@@ -177,3 +177,62 @@ def test_what_is_kept_between_products_is_divided_by_positions(key_heads: int) -
     assert whole == pytest.approx(4 * 2 * 256 * 4 * WIDE, rel=0.1)
     stream = sum(layer.stream_bytes for layer in chain.layers)
     assert stream == pytest.approx(4 * 4 * 256 * 4 * WIDE, rel=0.01), "inputs of four products"
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_the_output_matrix_of_a_language_model_stays_divided(is_tied: bool) -> None:
+    """Neither the matrix nor the logits are gathered: the devices exchange one number for each
+    token, and each keeps its own classes only."""
+    words, tokens = 32 * WIDTH, 64
+
+    class Language(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.blocks = nn.Embedding(words, WIDTH), nn.Sequential(Block(), Block())
+            self.head = nn.Linear(WIDTH, words, bias=False)
+            if is_tied:
+                self.head.weight = self.words.weight
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(self.blocks(self.words(ids)))
+
+    def loss(model: nn.Module, ids: Tensor) -> Tensor:
+        return functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+
+    def build() -> tuple[nn.Module, object, Tensor]:
+        return Language(), loss, torch.zeros(SAMPLES, tokens, dtype=torch.int64)
+
+    chain = shared(build)
+    logits = 4 * tokens * words
+    assert all(layer.max_tensor_width == 4 for layer in chain.layers)
+    assert sum(layer.stream_bytes for layer in chain.layers) < logits / 2
+    sent = sum(layer.reduced_bytes for layer in chain.layers)
+    sums = 3 * 4 * tokens * WIDTH
+    assert sent <= sums + 4 * tokens + 8, "table and two blocks; a number for each token"
+
+
+def test_a_little_work_that_stays_whole_keeps_no_group_out() -> None:
+    """Every device computes the angles of all positions, which is nothing beside the blocks."""
+
+    class Angles(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            places = torch.arange(x.shape[1], dtype=x.dtype).unsqueeze(-1)
+            return (places * self.scale).cos()
+
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks, self.angles = nn.Sequential(Block(WIDE), Block(WIDE)), Angles()
+
+        def forward(self, x: Tensor) -> Tensor:
+            turns = self.angles(x)
+            return self.blocks[1](self.blocks[0](x) * turns) * turns
+
+    def build() -> tuple[nn.Module, object, Tensor]:
+        return Turned(), lambda net, x: net(x).square().mean(), torch.randn(SAMPLES, 64, WIDE)
+
+    assert all(layer.max_tensor_width == 4 for layer in shared(build).layers)

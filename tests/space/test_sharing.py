@@ -43,7 +43,10 @@ def test_no_other_integer_shares_have_a_faster_slowest_replica(seed: int) -> Non
     random = Random(seed)
     case = random_case(seed, Recipe(max_devices=8, max_layers=3))
     pools = random.sample(case.pools, random.randint(1, len(case.pools)))
-    groups = [(pool.index, random.choice((1, 2)), random.randint(1, 2)) for pool in pools]
+    groups = [
+        (pool.index, random.choice((1, 2) if pool.per_node > 1 else (1,)), random.randint(1, 2))
+        for pool in pools
+    ]
     total = sum(count for *_, count in groups)
     micro_batch = random.randint(total, 8 if total < 5 else 7)
     parts = share_samples(case.prices, groups, micro_batch, Recompute.NONE)
@@ -69,3 +72,11 @@ def test_tensor_widths_divide_the_devices_and_a_node_of_four() -> None:
     assert list(tensor_widths(pool, 6, 8)) == [1, 2]
     assert list(tensor_widths(pool, 3, 8)) == [1]
     assert list(tensor_widths(pool, 8, 2)) == [1, 2]
+
+
+def test_groups_across_nodes_fill_a_power_of_two_or_all() -> None:
+    (pool,) = random_case(0, Recipe(max_devices=6, min_devices=6, max_pools=1, per_node=(2,))).pools
+    assert list(tensor_widths(pool, 6, 8, spanning=True)) == [1, 2, 6]
+    assert list(tensor_widths(pool, 4, 8, spanning=True)) == [1, 2, 4]
+    assert list(tensor_widths(pool, 6, 4, spanning=True)) == [1, 2]
+    assert list(tensor_widths(pool, 2, 8, spanning=True)) == [1, 2]

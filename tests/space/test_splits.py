@@ -77,10 +77,30 @@ def test_a_length_that_no_number_of_parts_divides_is_not_cut() -> None:
     assert default_splits(prices_of("llama-3-8b", "mixed-16", length=40002)) == ((1,), (1,))
 
 
-def test_what_the_runtime_does_not_execute_is_not_searched() -> None:
+@pytest.mark.parametrize("runnable", [False, True])
+def test_groups_wider_than_their_experts_are_searched_only_for_other_systems(
+    runnable: bool,
+) -> None:
+    """A run divides whole experts among the members of a group."""
+    experts = replace(SPARSE, num_experts=4)
+    node = node_fields("a", count=2, per_node=4)
+    kinds = [kind_fields("a", flops=1, memory=1e15, memory_bandwidth=1e9)]
+    cluster = cluster_of({"name": "c", "kinds": kinds, "nodes": [node]})
+    chain = Chain(name="drawn", layers=(DENSE, experts), sequence_length=64, dtype=Dtype.BF16)
+    prices = Prices(chain, find_pools(cluster), ComputeModel())
+    scope = Scope(units=(1,), context=(1, 2), zero=(0,), prune=False, runnable=runnable)
+    options = stage_options(prices, 8, scope, Counters())
+    splits = {
+        (option.parts[0].tensor_width, option.context, option.expert)
+        for row in options.values()
+        for option in row
+    }
+    assert {(2, 1, 2), (1, 2, 4), (2, 2, 2)} <= splits
+    assert ((2, 1, 4) in splits) == ((4, 1, 2) in splits) == (not runnable)
+
+
+def test_sequences_are_cut_into_parts_on_single_devices_and_on_groups() -> None:
     scope = only_runnable(Scope(units=(1, 1)))
-    experts = with_splits(scope, prices_of("mixtral-8x7b", "mixed-16", length=65536))
-    assert (experts.widths, experts.context, experts.expert) == ((1,), (1,), (1, 2, 4, 8))
     prices = prices_of("llama-3-8b", "mixed-16", length=65536)
     options = stage_options(
         prices, 4, replace(scope, mixed=False, zero=(0,), prune=False), Counters()
@@ -91,15 +111,17 @@ def test_what_the_runtime_does_not_execute_is_not_searched() -> None:
         for option in row
         if option.context > 1
     }
-    assert widths == {1}
+    assert widths == {1, 2, 4}
 
 
 def test_replicas_are_parts_of_nodes_or_whole_nodes() -> None:
     prices = prices_of("llama-3-8b", "mixed-16", length=131072)
-    options = stage_options(prices, 4, Scope(units=(1, 1), mixed=False, prune=False), Counters())
-    shapes = {(o.parts[0].width, o.context) for row in options.values() for o in row}
-    assert {width for width, _ in shapes} == {1, 2, 4, 8}
-    assert {context for width, context in shapes if width == 8} == {2, 4, 8}
+    for spanning, contexts in ((False, {2, 4, 8}), (True, {1, 2, 4, 8})):
+        scope = Scope(units=(1, 1), mixed=False, prune=False, spanning=spanning)
+        options = stage_options(prices, 4, scope, Counters())
+        shapes = {(o.parts[0].width, o.context) for row in options.values() for o in row}
+        assert {width for width, _ in shapes} == {1, 2, 4, 8}
+        assert {context for width, context in shapes if width == 8} == contexts
 
 
 def test_groups_that_share_experts_are_equal() -> None:

@@ -291,6 +291,9 @@ def best_of_all(case: Case, scope: Scope, most: int) -> tuple[float, int] | None
 
 
 def plan_of(case: Case, settings: Settings) -> Plan:
+    """The planner's plan; groups across nodes are searched as they are enumerated."""
+    if settings.spanning is None:
+        settings = replace(settings, spanning=True)
     return find_plan(
         case.chain,
         case.cluster,

@@ -13,6 +13,7 @@ from support.whole_step import run_whole, whole_tensors
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import keystr, tree_flatten_with_path
+from workload.attention_models import ATTENTIONS, captured_operations
 
 from argosy.errors import InputError
 from argosy.runtime.sources.operations import capture_program
@@ -173,6 +174,9 @@ def test_what_build_must_return_is_said() -> None:
     with pytest.raises(InputError, match=message):
         capture(lambda: (nn.Linear(4, 4), torch.randn(2, 4)))  # type: ignore[arg-type, return-value]
 
+    with pytest.raises(InputError, match=r"the loss MSELoss, expected a loss function loss_fn\(m"):
+        capture(lambda: (nn.Linear(4, 4), nn.MSELoss(), torch.randn(2, 4)))
+
     def broken() -> Any:
         raise KeyError("width")
 
@@ -249,3 +253,10 @@ def test_a_batch_of_one_sample_has_the_operations_of_any_batch() -> None:
     assert [node.op for node in one.graph.nodes] == [node.op for node in many.graph.nodes]
     flop = [sum(layer.forward_flop for layer in program.chain.layers) for program in (one, many)]
     assert flop[0] == pytest.approx(flop[1]), "of one sample"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", ATTENTIONS)
+def test_attention_is_one_operation_on_every_device(kind: str, dtype: torch.dtype) -> None:
+    """A device without a kernel of its own stands for a GPU; tests/gpu compares a real one."""
+    assert captured_operations(kind, dtype, "meta") == captured_operations(kind, dtype, "cpu")

@@ -29,9 +29,11 @@ from argosy.cluster.trace import Trace
 from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan
+from argosy.plan.runnable import SplitLimits
 from argosy.planner import Settings, kept_plans
 from argosy.sim.prediction import play_once, prediction
 from argosy.sim.simulate import plays_whole
+from argosy.solve.settings import continuing
 from argosy.workload.chain import Chain
 
 # Devices within this share of full speed are planned for as full ones, so that equal devices stay
@@ -54,8 +56,8 @@ class Brief:
     """Level of the search when re-planning."""
     undivided: tuple[int, ...] = ()
     """Layers that mix the samples of a micro-batch, so that their stage has one replica."""
-    max_width: int | None = 1
-    """Maximum number of devices of a tensor-parallel group; None for any number."""
+    splits: SplitLimits = field(default_factory=SplitLimits)
+    """Limits on how plans found during the run split layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +118,8 @@ class Mind:
             replace(d, speed=Trace.constant(1.0)) if abs(d.speed.at(0) - 1) < _NEAR else d
             for d in believed.devices
         )
-        width = self.brief.max_width
-        settings = Settings(
-            level=self.brief.level, runnable=True, max_width=width, max_context=1, max_expert=1
-        )
         brief = self.brief
+        settings = continuing(brief.splits, level=brief.level)
         plans = kept_plans(
             brief.chain,
             replace(believed, devices=devices),

@@ -6,7 +6,7 @@
              context?, expert?, virtual_stages?, schedule?, cuts?: [blocks of each stage, ...],
              micro_batch, global_batch, recompute?, zero?, shard?, fused_attention?, SETTINGS,
              seconds | timeline, peak_bytes?}]}
-    SETTINGS: compiled?, fused_loss?, sequence_parallel?, async_tensor?, selective?,
+    SETTINGS: compiled?, fused_loss?, buffers?, sequence_parallel?, async_tensor?, selective?,
               gradient_dtype?, reduce_dtype?
 
 A run names the plan that ran, or the degrees of an even plan as Megatron-LM counts them, with
@@ -38,7 +38,7 @@ from argosy.plan.model import planned_chain
 from argosy.plan.plan import Plan, Recompute
 from argosy.schedule import ScheduleKind
 from argosy.timeline.file import load_timeline
-from argosy.workload.chain import Chain, Selective
+from argosy.workload.chain import Buffers, Chain, Selective
 from argosy.workload.fields import Amount, Count, DtypeField, Name, OptimizerField
 from argosy.workload.load import load_model, preset_names
 from argosy.workload.profile_file import read_profile
@@ -46,6 +46,7 @@ from argosy.workload.profile_file import read_profile
 SETTINGS = (
     "compiled",
     "fused_loss",
+    "buffers",
     "sequence_parallel",
     "async_tensor",
     "selective",
@@ -87,6 +88,7 @@ class _Run(Schema):
     fused_attention: bool = True
     compiled: bool | None = None
     fused_loss: bool | None = None
+    buffers: Word[Buffers] | None = None
     sequence_parallel: bool | None = None
     async_tensor: bool | None = None
     selective: Word[Selective] | None = None

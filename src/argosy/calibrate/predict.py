@@ -4,8 +4,8 @@ judging.
 In closed form a run is a bare pipeline (``sim.constant``), all runs of one shape at once, every
 transfer alone on its route:
 
-    (1)  forward, backward of a stage = its slowest device, and the reductions of its
-         tensor-parallel groups as rings
+    (1)  forward, backward of a stage = its slowest device, with what exchanges take from it, and
+         the reductions of its tensor-parallel groups as rings
     (2)  transfer between stages = what leaves the busiest node, or device inside a node, for a
          whole micro-batch
     (3)  tail of a stage         = twice around the ring of its replicas, and the update
@@ -46,6 +46,7 @@ from argosy.cost.compute import (
 )
 from argosy.cost.memory import stage_parameters
 from argosy.cost.planned import planned_memory
+from argosy.cost.taken import taken_seconds
 from argosy.plan.plan import Plan, Replica, Stage
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.schedule.generate import depth_of
@@ -203,8 +204,9 @@ class _Pricing:
             times = [self._layer(chain, layer, stage, portion) for layer in chain.layers_of(stage)]
             reduce = self._reduce(chain, stage, replica, cluster)
             late = waiting(self.model.spread, stage.num_devices)
-            forward = late * sum(f for f, _ in times) + reduce
-            backward = late * sum(b for _, b in times) + reduce
+            taken = taken_seconds(chain, stage, device, portion.share)
+            forward = late * sum(f for f, _ in times) + reduce + taken[0]
+            backward = late * sum(b for _, b in times) + reduce + taken[1]
             if self.calibration.prefetch and stage.zero == 3 and stage.num_holders > 1:  # (5)
                 around = self._around(chain, stage, cluster)
                 forward, backward = max(forward, around), max(backward, 2 * around)

@@ -82,8 +82,12 @@ _NOT_A_RUN = "not a run"
 
 
 def read_mixed(path: Path | str) -> Measurements:
-    """Read the rows of a table of mixed runs whose figures are possible; a folder ``sailor`` beside
-    or above the table has the layer times."""
+    """Read the rows of a table of mixed runs whose times are possible; a folder ``sailor`` beside
+    or above the table has the layer times.
+
+    Their memory is omitted: it is all that was in use on a card, and nothing states how much of it
+    a process took beside the model.
+    """
     rows = read_table(path)
     places = (parent / "sailor" for parent in Path(path).resolve().parents)
     home = next((place for place in places if (place / "layer-times.json").exists()), None)
@@ -97,12 +101,9 @@ def read_mixed(path: Path | str) -> Measurements:
     for index, row in enumerate(rows):
         if _NOT_A_RUN in row["judgement"]:
             continue
-        weighed = not row["judgement"]
         run = _mixed_run(row, len(chain.layers))
         measured = _measured(run, row["run"], chain, bandwidths, file=f"{path}:{row.line}")
-        runs.append(
-            replace(measured, row=index, peak_bytes=measured.peak_bytes if weighed else None)
-        )
+        runs.append(replace(measured, row=index, peak_bytes=None))
     return Measurements(source=Path(path).stem, runs=tuple(runs), profiles=profiles, blocking=True)
 
 

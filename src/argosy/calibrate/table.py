@@ -1,9 +1,10 @@
 """Read published tables of measured runs (CSV), and build the machines that they ran on.
 
 The first line of a table may name its source. A table states little about the machines. Here they
-are nodes of eight devices, joined inside by NVLink at the rate of the device's generation and
-outside at the rate that the datasheet or the table's source states. Collectives are assumed to
-reach 0.79 of NVLink's stated rate, as fitted on every second row of torchtitan's reports.
+are nodes of eight devices, joined inside by the links of the device's kind and outside at the rate
+that the datasheet or the table's source states. Kinds without such links exchange over PCIe, at the
+rate of their copies to the host. Collectives are assumed to reach 0.79 of the links' stated rate,
+as fitted on every second row of torchtitan's reports.
 """
 
 from __future__ import annotations
@@ -33,24 +34,33 @@ Value = TypeVar("Value")
 # Devices of a node.
 PER_NODE = 8
 _INSIDE = {
+    "P100": 80,
     "V100": 150,
     "A100": 300,
     "A800": 200,
     "H100": 450,
     "H800": 200,
+    "H20": 450,
     "H200": 450,
+    "GH200": 450,
     "B200": 900,
     "GB200": 900,
+    "MI300X": 448,
+    "MI325X": 448,
+    "MI355X": 537.6,
+    "Gaudi2": 262.5,
+    "Gaudi3": 525,
 }
-"""NVLink of a device, one way, in GB/s: datasheets of NVIDIA's SXM modules."""
+"""Links of a device to those of its node, one way, in GB/s: NVLink of NVIDIA's SXM modules, seven
+links of AMD's modules, 21 ports of Intel's; datasheets."""
+# Names of cards end in these words if they have no such links.
+_CARDS = ("PCIe", "NVL")
 _OUTSIDE = {"V100": 100, "A100": 1600, "A800": 1600}
 """NICs of a node together, in Gbit/s."""
 # NICs of a node of any other kind, in Gbit/s: one of 400 Gbit/s for each device.
 _OUTSIDE_OTHERS = 3200
 # Share of NVLink's stated rate that collectives reach.
 _NVLINK_REACHED = 0.79
-# GB/s one way, for kinds without NVLink.
-_PCIE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,12 +186,15 @@ def kind_named(text: str) -> str:
 @cache
 def machines(kind: str, count: int) -> Cluster:
     """Return a cluster of ``count`` devices of one kind, in nodes of eight."""
-    family = kind.split("-")[0]
-    inside = _NVLINK_REACHED * _INSIDE[family] if family in _INSIDE else _PCIE
+    family, *rest = kind.split("-")
+    is_linked = family in _INSIDE and not set(rest) & set(_CARDS)
+    inside = (
+        _NVLINK_REACHED * _INSIDE[family] if is_linked else device_kind(kind).host_bandwidth / 1e9
+    )
     outside = _OUTSIDE.get(family, _OUTSIDE_OTHERS)
     node: dict[str, Any] = {"name": "n", "devices": {"kind": kind, "count": min(count, PER_NODE)}}
     if count > 1:
-        medium = "nvlink" if family in _INSIDE else "pcie"
+        medium = "nvlink" if is_linked else "pcie"
         node["intra"] = [{"medium": medium, "bandwidth": f"{inside} GB/s", "latency": "3 us"}]
     if count > PER_NODE:
         if count % PER_NODE:

@@ -21,7 +21,7 @@ from argosy.calibrate.run import Degrees, MeasuredRun, Measurements
 from argosy.calibrate.table import TableRow, gibibytes, kind_named, machines, one_of, read_table
 from argosy.dtype import Dtype
 from argosy.plan.plan import Recompute
-from argosy.workload.chain import Chain, Selective
+from argosy.workload.chain import Buffers, Chain, Selective
 from argosy.workload.load import load_architecture
 from argosy.workload.transformer import build_chain
 
@@ -93,6 +93,7 @@ def _run(row: TableRow) -> MeasuredRun:
             "compiled": is_compiled,
             "fused_loss": is_compiled and _year(row) >= _LOSS_COMPILED_SINCE,
             "async_tensor": row.cells.get("async_tp", "0").strip() == "1",
+            "buffers": Buffers.TORCHTITAN,
             "selective": Selective.PRODUCTS,
             "gradient_dtype": Dtype.FP32,
             "reduce_dtype": Dtype.FP32,

@@ -27,6 +27,7 @@ class _Generation(Schema):
     passes: float
     error: float
     host_bandwidth: Annotated[float, BeforeValidator(RATE.parse)]
+    exchange_rate: Annotated[float, BeforeValidator(RATE.parse)]
     source: str
 
 
@@ -43,6 +44,7 @@ class _Entry(Schema):
     source: str
     generation: str | None = None
     host_bandwidth: Annotated[float, BeforeValidator(RATE.parse)] | None = None
+    exchange_rate: Annotated[float, BeforeValidator(RATE.parse)] | None = None
 
 
 class _Catalogue(Schema):
@@ -61,20 +63,21 @@ def catalogue() -> tuple[DeviceKind, ...]:
     return tuple(
         entry.value(
             reached=Reached() if entry.generation is None else reached[entry.generation],
-            host_bandwidth=_host_bandwidth(entry, content),
+            host_bandwidth=_rate(entry, content, "host_bandwidth"),
+            exchange_rate=_rate(entry, content, "exchange_rate"),
         )
         for entry in content.devices
     )
 
 
-def _host_bandwidth(entry: _Entry, content: _Catalogue) -> float:
-    """Return the bandwidth to the host (bytes/s) of the kind, else of its generation, else the
-    default."""
-    if entry.host_bandwidth is not None:
-        return entry.host_bandwidth
-    if entry.generation is None:
-        return DeviceKind.host_bandwidth
-    return content.generations[entry.generation].host_bandwidth
+def _rate(entry: _Entry, content: _Catalogue, field: str) -> float:
+    """Return a rate (bytes/s) of the kind, else of its generation, else the default."""
+    own: float | None = getattr(entry, field)
+    if own is not None:
+        return own
+    source = DeviceKind if entry.generation is None else content.generations[entry.generation]
+    rate: float = getattr(source, field)
+    return rate
 
 
 @cache

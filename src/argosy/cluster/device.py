@@ -3,6 +3,7 @@ cluster)."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -63,6 +64,9 @@ class DeviceKind:
     """Shares of these figures that programs reach."""
     host_bandwidth: float = 12e9
     """Bytes/s that copies to and from pinned host memory reach, in each direction."""
+    exchange_rate: float = math.inf
+    """Bytes/s that the device would send if all of its multiprocessors did; infinite if it sends
+    without them, or if that is not known."""
 
     @cached_property
     def _rates(self) -> dict[Dtype, float]:

@@ -149,6 +149,7 @@ class KindSchema(Schema):
     memory: Bytes
     memory_bandwidth: Rate
     flops: dict[Word[Dtype], Flops] = Field(min_length=1)
+    exchange_rate: Rate = math.inf
     source: str = "cluster file"
 
 

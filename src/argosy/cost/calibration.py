@@ -17,7 +17,7 @@ comes from datasheets and the model's shape. A calibration sets:
          tensor-parallel group repeats)
     (5)  the training system's choices: the formats of gradients, the meaning of selective
          recomputation, sequence parallelism, asynchronous tensor parallelism, fused kernels, a
-         fused loss
+         fused loss, temporary tensors
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from argosy.cluster.fitted import fitted
 from argosy.cluster.topology import CalibrationFactors, Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.dtype import Dtype
-from argosy.workload.chain import Chain, Selective
+from argosy.workload.chain import Buffers, Chain, Selective
 from argosy.workload.profile import Profile
 
 # The compute model whose constants are the defaults of a calibration.
@@ -92,6 +92,8 @@ class Calibration:
     hand."""
     fused_loss: bool = False
     """Whether the loss is computed from the logits without copies of them."""
+    buffers: Buffers = Buffers.ARGOSY
+    """System whose temporary tensors are counted."""
     sequence_parallel: bool = True
     """Whether tensor-parallel groups split the sequence outside their matrix products."""
     selective: Selective = Selective.ELEMENTWISE
@@ -121,8 +123,8 @@ class Calibration:
     def chain(self, chain: Chain) -> Chain:
         """Return the chain with the activations' part of (4), and with (5)."""
         return replace(
-            chain.with_selective(self.selective)
-            .with_loss(fused=self.fused_loss, compiled=self.compiled)
+            chain.with_selective(self.selective, compiled=self.compiled)
+            .with_loss(fused=self.fused_loss, buffers=self.buffers)
             .with_tensor_exchange(is_async=self.async_tensor),
             activation_factor=self.activation_factor,
             sequence_parallel=self.sequence_parallel,

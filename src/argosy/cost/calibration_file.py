@@ -21,7 +21,7 @@ from argosy.cost.calibration import Calibration
 from argosy.document import Document, JsonObject, Schema, Word, is_there, read_json, validate
 from argosy.errors import Mismatch, bad_input, closest
 from argosy.units import finite
-from argosy.workload.chain import Selective
+from argosy.workload.chain import Buffers, Selective
 from argosy.workload.fields import Amount, DtypeField
 
 # Version of the file format.
@@ -79,6 +79,7 @@ class _Constants(Schema):
     activation_factor: Positive = Calibration.activation_factor
     compiled: bool = Calibration.compiled
     fused_loss: bool = Calibration.fused_loss
+    buffers: Word[Buffers] = Calibration.buffers
     sequence_parallel: bool = Calibration.sequence_parallel
     selective: Word[Selective] = Calibration.selective
     gradient_dtype: DtypeField | None = Calibration.gradient_dtype

@@ -27,6 +27,8 @@ dtype is stored in, memory bandwidth H and the device's own efficiency e':
          times as long if n > 8, where d is the relative standard deviation of the speeds of equal
          devices and z_n the expected largest of n standard normal numbers, by Blom's formula the
          quantile at (n - 3/8) / (n + 1/4)
+    (10) under ZeRO 2 and 3 exchanges take multiprocessors from layers (``cost.taken``); their
+         seconds are added to those of the stage
 
 r c is the share of a tensor-parallel group's weights; it is 1 if a part of a sequence has one
 device, whatever the part's size. If the experts or samples of a group are uneven, the FLOP of
@@ -67,6 +69,7 @@ from typing import NamedTuple
 
 from argosy.cluster.device import Device
 from argosy.cost.memory import state_bytes
+from argosy.cost.taken import taken_seconds
 from argosy.dtype import Dtype
 from argosy.errors import bad_input, impossible
 from argosy.plan.plan import Recompute, Stage
@@ -400,8 +403,8 @@ class StageSeconds:
 def stage_seconds(
     model: ComputeModel, chain: Chain, stage: Stage, portion: Portion
 ) -> tuple[float, float]:
-    """Return the seconds of forward and backward of a whole stage on one device, with (3) and
-    (9)."""
+    """Return the seconds of forward and backward of a whole stage on one device, with (3), (9) and
+    (10)."""
     seconds = split_stage_seconds(model, chain, stage, portion)
     return seconds.forward, seconds.backward
 
@@ -409,8 +412,8 @@ def stage_seconds(
 def split_stage_seconds(
     model: ComputeModel, chain: Chain, stage: Stage, portion: Portion
 ) -> StageSeconds:
-    """Return the seconds of forward and backward of a whole stage on one device, with (3), (6) and
-    (9)."""
+    """Return the seconds of forward and backward of a whole stage on one device, with (3), (6), (9)
+    and (10)."""
     portion = replace(portion, context=stage.context, expert=stage.expert)
     forward = backward = hidden_forward = hidden_backward = 0.0
     for layer in chain.layers_of(stage):
@@ -421,8 +424,12 @@ def split_stage_seconds(
         hidden_forward += beside[0]
         hidden_backward += beside[1] + (beside[0] if stage.recompute is Recompute.FULL else 0.0)
     times = waiting(model.spread, stage.num_devices)
+    taken = taken_seconds(chain, stage, portion.device, portion.share)
     return StageSeconds(
-        times * forward, times * backward, times * hidden_forward, times * hidden_backward
+        times * forward + taken[0],
+        times * backward + taken[1],
+        times * hidden_forward,
+        times * hidden_backward,
     )
 
 

@@ -20,9 +20,10 @@ device, whatever the part's size; Q / e is that of the holder with most experts.
          moment and the gradient it receives, less what the layers behind it have freed), for layers
          of which it was measured
     (8)  gathered for a moment = r c (the weights of the largest layer, experts over e holders) b w
-         with w = 2 + 1 / n in a backward under ZeRO 2 and 3: one for a gradient, one for a vector
-         with what is sent or received of it, 1 / n for the part that stays. ZeRO 3 adds 1 for
-         weights of this layer or the next, and in a forward has w = 2 + 1 / n; otherwise w = 0
+         with w = 3 + 1 / n in a backward under ZeRO 2 and 3, and 2 + 1 / n in a forward under ZeRO
+         3: one for a gradient, 1 / n for the part that stays of it, one for a vector with what is
+         sent, one for what arrives meanwhile: parts of gradients (``cost.scatter``), or weights of
+         the next layer; otherwise w = 0
     (9)  whole inputs and results = 2 n_samples / c (the largest output of a layer) in a
          tensor-parallel group, whose products read all of a gathered input and write all of a
          result before it is scattered
@@ -39,6 +40,11 @@ device, whatever the part's size; Q / e is that of the holder with most experts.
          a forward and in a backward what the stage's layers keep on average, and what the layer at
          work keeps; and twice the weights of the largest
 
+   (12) if buffers are torchtitan's, a loss makes other copies in (7), (9) has other factors
+        (``workload.chain``), and in place of (8), under ZeRO 3, the weights of embedding and head
+        stay gathered, as are those of two blocks; in a backward the gradient of the head waits for
+        that of the embedding, and one block's is summed in the dtype of sums, also under ZeRO 1
+
 (4) and (5) are multiplied by the chain's ``activation_factor``, which is 1 unless a calibration
 sets it. Tensor-parallel groups are assumed to split activations along the sequence outside the
 matrix products too. If ``sequence_parallel`` is off, every device of a group has the activations
@@ -54,7 +60,7 @@ from dataclasses import dataclass, replace
 from argosy.errors import bad_input, closest
 from argosy.plan.plan import Recompute, Stage
 from argosy.units import MIB
-from argosy.workload.chain import SUMMED_BYTES, Chain, Frozen, Layer
+from argosy.workload.chain import SUMMED_BYTES, Buffers, Chain, Frozen, Layer
 from argosy.workload.optimizer import OPTIMIZERS, optimizer_bytes_per_weight
 
 # Share of a device's memory that a plan may fill: the rest is workspace and fragmentation.
@@ -65,8 +71,6 @@ COPIED_LAYERS = 2
 PIECE_BYTES = 64 * MIB
 # Bytes of moments on the device that the runtime updates together.
 UPDATED_BYTES = 256 * MIB
-# Number of a layer's outputs that a device of a tensor-parallel group holds for a moment (9).
-WHOLE_OUTPUTS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,7 +324,7 @@ def passing_bytes(
     through += gathered_bytes(chain, stage, share, backward=backward)
     if stage.tensor_share(share) < 1:
         largest = max(layer.output_bytes for layer in chain.layers_of(stage))
-        through += WHOLE_OUTPUTS * samples / stage.context * largest
+        through += chain.whole_outputs * samples / stage.context * largest
     if not backward:
         through += forward_working_bytes(chain, stage, samples, share)
     if backward:
@@ -363,10 +367,12 @@ def working_bytes(chain: Chain, stage: Stage, samples: int, share: float) -> flo
             if stage.offload.activations is not None
             else 0.0
         )
-        if layer.working_bytes or own:
+        held = layer.working_bytes
+        held += chain.split_loss_bytes(layer) if stage.tensor_share(share) < 1 else 0.0
+        if held or own:
             # The gradient of the stage's last output has a buffer of its own.
             given = layer.output_bytes if index + 1 < stage.end else 0.0
-            most = max(most, share * (layer.working_bytes + given - freed) + own)
+            most = max(most, share * (held + given - freed) + own)
         freed += layer.activation_bytes if is_kept else 0.0
     return most * samples
 
@@ -386,6 +392,8 @@ def forward_working_bytes(chain: Chain, stage: Stage, samples: int, share: float
 
 def gathered_bytes(chain: Chain, stage: Stage, share: float, *, backward: bool) -> float:
     """Return the bytes of gathered weights and gradients (8) on one device."""
+    if chain.buffers is Buffers.TORCHTITAN:
+        return _gathered_by_fsdp(chain, stage, share, backward=backward)
     times = times_whole(stage.zero, stage.num_holders, backward=backward)
     if not times:
         return 0.0
@@ -393,11 +401,28 @@ def gathered_bytes(chain: Chain, stage: Stage, share: float, *, backward: bool) 
     return times * largest * chain.dtype.bytes * stage.tensor_share(share)
 
 
+def _gathered_by_fsdp(chain: Chain, stage: Stage, share: float, *, backward: bool) -> float:
+    """Return the bytes (12) on one device."""
+    if not stage.zero or stage.num_holders < 2:
+        return 0.0
+    layers = chain.layers_of(stage)
+    root = [layer for layer in layers if layer in (chain.layers[0], chain.layers[-1])]
+    blocks = [layer for layer in layers if layer not in root]
+    block = max((layer_weights(layer, stage.expert) for layer in blocks), default=0.0)
+    held = 0.0
+    if stage.zero == 3:
+        held += sum(layer_weights(layer, stage.expert) for layer in root) + 2 * block
+    if backward and stage.zero > 1 and chain.layers[-1] in root:
+        held += layer_weights(chain.layers[-1], stage.expert)
+    summed = block * (chain.reduce_dtype or chain.dtype).bytes if backward else 0.0
+    return (held * chain.dtype.bytes + summed) * stage.tensor_share(share)
+
+
 def times_whole(zero: int, holders: int, *, backward: bool) -> float:
     """Return w in (8): copies of the largest layer's weights that are gathered for a moment."""
     if holders < 2 or zero < (2 if backward else 3):
         return 0.0
-    return (zero if backward else 2) + 1 / holders
+    return (3 if backward else 2) + 1 / holders
 
 
 def layer_weights(layer: Layer, expert: int) -> float:

@@ -26,12 +26,14 @@ under AdamW, as the runtime does, which holds weights in fp32 and multiplies in 
 So what several devices of a node receive crosses the network once. Of them, the one that has
 received the fewest bytes so far receives it from the other node.
 
-Gradients do not move: plans change between steps. Experts count as if every holder had all of them.
+Experts that holders divide are an interval of their own, of which each holder has its part.
+Gradients do not move: plans change between steps.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -76,6 +78,8 @@ class _Weights(NamedTuple):
     frozen_bytes: float = 0.0
     """Bytes of the weights if they are frozen: they have no optimizer state, and ZeRO leaves them
     whole."""
+    is_experts: bool = False
+    """Whether the weights are those of a layer's experts."""
 
 
 DeviceGroup = frozenset[str] | tuple[str, str]
@@ -184,7 +188,8 @@ def is_same_division(old: Plan, new: Plan) -> bool:
 
 def _without_shares(stage: Stage) -> tuple[object, ...]:
     groups = tuple((replica.devices, replica.shares) for replica in stage.replicas)
-    return stage.first, stage.end, stage.recompute, stage.zero, groups
+    splits = (stage.context, stage.expert, stage.expert_shares)
+    return stage.first, stage.end, stage.recompute, stage.zero, splits, groups
 
 
 def process_groups(plan: Plan, chain: Chain) -> frozenset[DeviceGroup]:
@@ -296,7 +301,10 @@ def _weights(chain: Chain) -> Iterator[_Weights]:
             users = (user for user, tied in ties[index].items() if tied >= size)
             yield _Weights(size - shared, frozenset((index, *users)))
             shared = size
-        yield _Weights(max(0, layer.parameters - shared), frozenset((index,)))
+        experts = layer.expert_parameters
+        yield _Weights(max(0, layer.parameters - shared - experts), frozenset((index,)))
+        if experts:
+            yield _Weights(experts, frozenset((index,)), is_experts=True)
         if layer.frozen is not None:
             yield from _frozen_weights(chain, index, layer.frozen)
 
@@ -312,13 +320,22 @@ def _frozen_weights(chain: Chain, index: int, frozen: Frozen) -> Iterator[_Weigh
     shared = min(max((size for _, size in users), default=0.0), frozen.bytes)
     if shared:
         yield _Weights(frozen.parameters, frozenset((index, *(user for user, _ in users))), shared)
-    if frozen.bytes > shared:
-        yield _Weights(frozen.parameters, frozenset((index,)), frozen.bytes - shared)
+    users_of_it = frozenset((index,))
+    if frozen.bytes > shared + frozen.expert_bytes:
+        outside_experts = frozen.bytes - shared - frozen.expert_bytes
+        yield _Weights(frozen.parameters, users_of_it, outside_experts)
+    if frozen.expert_bytes:
+        yield _Weights(frozen.parameters, users_of_it, frozen.expert_bytes, is_experts=True)
 
 
 def _held(plan: Plan, weights: Sequence[_Weights]) -> _Held:
     kept = [
-        {whole: dict(_kept(stage, whole=whole)) for whole in (False, True)} for stage in plan.stages
+        {
+            (whole, experts): dict(_kept(stage, whole=whole, experts=experts))
+            for whole in (False, True)
+            for experts in (False, True)
+        }
+        for stage in plan.stages
     ]
     home = [index for index, stage in enumerate(plan.stages) for _ in range(stage.first, stage.end)]
     held: _Held = {}
@@ -329,25 +346,28 @@ def _held(plan: Plan, weights: Sequence[_Weights]) -> _Held:
             held[group] = dict.fromkeys(devices, _ALL)
         else:
             is_whole = bool(group.frozen_bytes) or plan.zero_of(stages, len(group.layers)) == 0
-            held[group] = kept[stages[0]][is_whole]
+            held[group] = kept[stages[0]][is_whole, group.is_experts]
     return held
 
 
-def _kept(stage: Stage, *, whole: bool) -> Iterator[tuple[str, _Kept]]:
+def _kept(stage: Stage, *, whole: bool, experts: bool) -> Iterator[tuple[str, _Kept]]:
     """Yield what each device of a stage keeps of each of its layers; ``whole``: of weights that
-    ZeRO does not divide."""
+    ZeRO does not divide; ``experts``: of the experts, which groups of holders divide."""
     zero = 0 if whole else stage.zero
     shares = {
         device: stage.tensor_share(share)
         for replica in stage.replicas
         for device, share in zip(replica.devices, replica.shares, strict=True)
     }
+    parts = stage.expert_shares if experts else (1.0,)
+    copies = stage.num_holders // len(parts)
     for index, holder in enumerate(stage.holders):
-        begin = 0.0
+        copy, place = divmod(index, len(parts))
+        begin = math.fsum(parts[:place])
         for device in holder:
-            width = shares[device]
-            part = width / stage.num_holders
+            width = parts[place] * shares[device]
+            part = width / copies
             all_of_it = (begin, begin + width)
-            own = (begin + index * part, begin + (index + 1) * part)
+            own = (begin + copy * part, begin + (copy + 1) * part)
             yield device, _Kept(own if zero >= 3 else all_of_it, own if zero else all_of_it)
             begin += width

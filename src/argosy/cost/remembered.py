@@ -38,6 +38,7 @@ _OF_CHAIN = (
     "sequence_parallel",
     "selective",
     "fused_loss",
+    "buffers",
     "gradient_dtype",
     "reduce_dtype",
     "async_tensor",

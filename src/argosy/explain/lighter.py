@@ -80,6 +80,8 @@ def lighter_changes(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
 
 def _tuned(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
     """Yield the first that fits of adapters, and of frozen weights in fewer bits."""
+    if trial.settings.target is not None:
+        return  # no other system trains adapters of ours
     now = trial.chain.tuning
     adapted = replace(now, train=Train.LORA)
     bases = [base for base in BaseFormat if now.base is None]
@@ -123,10 +125,12 @@ def _tuning_options(tuning: Tuning) -> tuple[tuple[str, str], ...]:
 def _optimizers(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
     """Yield 8-bit state if it fits, and the fitting optimizer with the most state among the
     others."""
-    chain = trial.chain
+    chain, target = trial.chain, trial.settings.target
+    allowed = None if target is None else target.optimizers
     width = chain.dtype.bytes
     size = {name: optimizer_bytes_per_weight(name, width) for name in OPTIMIZERS}
-    lighter = [name for name in OPTIMIZERS if size[name] < size[chain.optimizer]]
+    names = [name for name in OPTIMIZERS if allowed is None or name in allowed]
+    lighter = [name for name in names if size[name] < size[chain.optimizer]]
     ranked = sorted(lighter, key=lambda name: (name != _EIGHT_BITS, -size[name]))
     num_found = 0
     for name in ranked:
@@ -147,8 +151,10 @@ def _optimizers(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
 
 def _dtypes(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
     """Yield the first 16-bit dtype with which a plan fits."""
-    chain = trial.chain
+    chain, target = trial.chain, trial.settings.target
     for dtype in (Dtype.BF16, Dtype.FP16):
+        if target is not None and dtype not in target.dtypes:
+            continue
         with contextlib.suppress(ArgosyError):  # a model that was measured in one dtype
             changed = replace(trial, chain=reload(dtype=str(dtype)))
             if dtype is not chain.dtype and changed.fit() is not None:
@@ -199,6 +205,8 @@ def _longest(trial: RemedyTrial, reload: Reload) -> int | None:
 
 def _several(trial: RemedyTrial, reload: Reload) -> Iterator[Change]:
     """Yield adapters, 4-bit weights and 8-bit state together, if they fit (2)."""
+    if trial.settings.target is not None:
+        return
     now = trial.chain.tuning
     tuning = replace(now, train=Train.LORA, base=now.base or BaseFormat.NF4)
     lightest = {"tuning": tuning, "optimizer": _EIGHT_BITS}

@@ -28,7 +28,9 @@ from argosy.cost.compute import ComputeModel
 from argosy.document import Document
 from argosy.errors import ArgosyError
 from argosy.planner import Settings, find_plan
+from argosy.solve.even import EvenSearch
 from argosy.solve.feasible import FittingPlan
+from argosy.solve.settings import for_target
 from argosy.solve.unmeasured import Untimed, find_any_fit, find_untimed
 from argosy.space.pool import Pool, able_pools
 from argosy.space.price import Prices
@@ -145,7 +147,18 @@ class RemedyTrial:
         prices = self.prices
         if not prices.pools:
             return None
-        return find_any_fit(prices, self.global_batch, self.settings)
+        fits = (find_any_fit(prices, self.global_batch, each) for each in self.searches())
+        return next((fit for fit in fits if fit is not None), None)
+
+    def searches(self) -> Iterator[Settings]:
+        """Yield the settings of every search that the planner makes for this input: several for a
+        system whose stages have equal grids."""
+        settings = for_target(self.settings, self.chain)
+        if settings.target is None and not settings.even_shares:
+            yield settings
+            return
+        job = (self.chain, self.cluster, self.global_batch, settings, self.model)
+        yield from EvenSearch(*job).variants()
 
 
 def hardware_changes(trial: RemedyTrial) -> Iterator[Change]:

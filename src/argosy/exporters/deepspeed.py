@@ -105,10 +105,6 @@ def limits(plan: Plan) -> Iterator[Limit]:
             "fp32",
             f"fp16: {NAME} keeps them in the format of the weights there, in less memory",
         )
-    if plan.model.optimizer not in _OPTIMIZERS:
-        yield limit(
-            "model.optimizer", plan.model.optimizer, f"one of {', '.join(_OPTIMIZERS)}", final=True
-        )
 
 
 def _has_pipeline(plan: Plan) -> bool:
@@ -124,11 +120,13 @@ def _config(plan: Plan, grid: ParallelGrid) -> dict[str, object]:
         "train_batch_size": plan.global_batch,
         "train_micro_batch_size_per_gpu": grid.samples,
         "gradient_accumulation_steps": plan.num_micro_batches,
-        "optimizer": {"type": _OPTIMIZERS[optimizer], "params": rates},
         "zero_optimization": {"stage": level},
     }
+    name = _OPTIMIZERS.get(optimizer)
+    if name is not None:  # else the user's program passes its own to deepspeed.initialize
+        config["optimizer"] = {"type": name, "params": rates}
     # Without the flag DeepSpeed refuses to shard the state of an optimizer that it did not test.
-    if level and _OPTIMIZERS[optimizer] == "SGD":
+    if level and name in ("SGD", None):
         config["zero_allow_untested_optimizer"] = True
     if dtype in (Dtype.BF16, Dtype.FP16):
         config[str(dtype)] = {"enabled": True}

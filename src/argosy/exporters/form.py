@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from argosy.errors import InputError, Problem
 from argosy.plan.plan import ModelRef, Plan, Recompute, Replica, Stage
-from argosy.plan.targets import Target, TargetName, has_holders
+from argosy.plan.targets import Target, TargetName, has_holders, position_parts
 from argosy.runtime.job.launch_script import comment
 from argosy.schedule import ScheduleKind
 from argosy.workload.chain import Chain
@@ -130,6 +130,7 @@ def target_limits(plan: Plan, target: Target) -> Iterator[Limit]:
     yield from _splits_are_few(plan, target)
     yield from _samples_are_even(plan, target.name)
     yield from _tensors_are_even(plan, target.name)
+    yield from _positions_are_even(plan, target)
     yield from _recomputation_is_known(plan, target)
     yield from _nothing_is_offloaded(plan, target)
     yield from _zero_is_known(plan, target)
@@ -140,8 +141,8 @@ def target_limits(plan: Plan, target: Target) -> Iterator[Limit]:
 
 
 def training_is_known(model: ModelRef, target: Target) -> Iterator[Limit]:
-    """Yield limits for a dtype that the target does not train in, and for adapters or frozen
-    layers."""
+    """Yield limits for a dtype or an optimizer that the target does not have, and for adapters or
+    frozen layers."""
     if model.dtype not in target.dtypes:
         expected = f"{any_of(target.dtypes)}, which {target.full_name} trains in"
         hint = f"plan with --dtype {target.dtypes[0]}"
@@ -153,6 +154,9 @@ def training_is_known(model: ModelRef, target: Target) -> Iterator[Limit]:
             f"training of all weights, which is written for {target.name}",
             final=True,
         )
+    if target.optimizers is not None and model.optimizer not in target.optimizers:
+        expected = f"{any_of(target.optimizers)}, which is written for {target.name}"
+        yield limit("model.optimizer", model.optimizer, expected)
     if model.powersgd:
         expected = f"sums of whole gradients, which are written for {target.name}"
         yield limit("model.powersgd", model.powersgd, expected, final=True)
@@ -228,6 +232,21 @@ def _tensors_are_even(plan: Plan, target: str) -> Iterator[Limit]:
             yield limit(f"{path}.ratios", actual, f"equal ratios: {target} splits tensors evenly")
 
 
+def _positions_are_even(plan: Plan, target: Target) -> Iterator[Limit]:
+    """Yield a final limit for a sequence that its tensor- and context-parallel groups do not
+    divide."""
+    length = plan.model.sequence_length
+    for _, stage, replica in replicas(plan):
+        parts = position_parts(replica.width // stage.context, stage.context)
+        if length % parts:
+            expected = (
+                f"a multiple of {parts}: {target.name} cuts sequences by tensor and context "
+                "parallelism"
+            )
+            yield limit("model.sequence_length", length, expected, final=True)
+            return
+
+
 def _recomputation_is_known(plan: Plan, target: Target) -> Iterator[Limit]:
     """Yield limits for recomputation that the target does not have.
 
@@ -273,7 +292,7 @@ def _zero_is_known(plan: Plan, target: Target) -> Iterator[Limit]:
 
     A missing level is written as the next higher one, or as the highest.
     """
-    levels, known = _levels(plan), target.levels(len(plan.stages))
+    levels, known = _levels(plan), _known_levels(plan, target)
     if len(levels) > 1 or not levels <= set(known):
         actual = "/".join(str(stage.zero) for stage in plan.stages)
         names = any_of(known)
@@ -283,8 +302,13 @@ def _zero_is_known(plan: Plan, target: Target) -> Iterator[Limit]:
 
 def zero_level(plan: Plan, target: Target) -> int:
     """Return the ZeRO level that is written for a target."""
-    known, highest = target.levels(len(plan.stages)), max(_levels(plan))
+    known, highest = _known_levels(plan, target), max(_levels(plan))
     return min((level for level in known if level >= highest), default=max(known))
+
+
+def _known_levels(plan: Plan, target: Target) -> tuple[int, ...]:
+    """Return the ZeRO levels that the target has for a plan."""
+    return target.levels(len(plan.stages), plan.model.optimizer)
 
 
 def _levels(plan: Plan) -> set[int]:

@@ -95,10 +95,6 @@ def model_limits(
     """Yield everything in a model that the target cannot express, whatever the plan."""
     yield from layers_have_letters(chain, target.name)
     yield from shape_has_words(architecture, model, target.name)
-    if model.optimizer not in OPTIMIZERS:
-        yield limit(
-            "model.optimizer", model.optimizer, f"{', '.join(OPTIMIZERS)}, which {target.name} has"
-        )
 
 
 def selective_is_meant(plan: Plan, target: Target) -> Iterator[Limit]:
@@ -114,7 +110,7 @@ def selective_is_meant(plan: Plan, target: Target) -> Iterator[Limit]:
                 f"none or full: {target.name} recomputes core attention alone and keeps more than "
                 "was planned"
             )
-            hint = "argosy plan --for megatron makes a plan for that; --lossy writes it as it is"
+            hint = "--lossy writes it as it is"
             yield limit(f"stages[{index}].recompute", "selective", expected, suggestion=hint)
             return
 

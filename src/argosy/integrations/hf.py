@@ -26,6 +26,7 @@ and the sample.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -46,7 +47,7 @@ from argosy.runtime.processes.leaving import leave_at_exit
 from argosy.runtime.processes.ranks import devices_by_rank, seats_of
 from argosy.runtime.processes.run_folder import checkpoints
 from argosy.runtime.processes.world import device_of, join
-from argosy.runtime.stages.layers import has_layers
+from argosy.runtime.stages.layers import has_layers, ignores_items
 from argosy.runtime.state import checkpoint
 from argosy.runtime.step.trainer import Trainer, parallelize
 
@@ -136,6 +137,8 @@ class ArgosyTrainer(transformers.Trainer):
         args.distributed_state.local_process_index = dist.get_rank()
         args.distributed_state.device = device
         assert PartialState().process_index == dist.get_rank(), "accelerate shares one state"
+        # Otherwise only rank 0 would read from an IterableDataset.
+        args.accelerator_config.dispatch_batches = False
         args.__dict__["_setup_devices"] = device
         args._n_gpu = min(1, args._n_gpu)
 
@@ -159,9 +162,15 @@ class ArgosyTrainer(transformers.Trainer):
             refuse("bf16, fp16", dtype, f"{plan.model.dtype}, in which the plan computes")
         if self.compute_metrics is not None and self.is_captured:
             refuse("compute_metrics", "a function", _NO_LOGITS)
+        if getattr(args, "load_best_model_at_end", False) and args.save_only_model:
+            expected = "false, because the best model is read from the state of all ranks"
+            refuse("save_only_model", "true with load_best_model_at_end", expected)
         several = args.gradient_accumulation_steps > 1
-        if several and (self.is_captured or not self.model_accepts_loss_kwargs):
-            expected = "1 for a model that is captured or whose loss takes no num_items_in_batch"
+        if several and not (self.counts_items and self.model_accepts_loss_kwargs):
+            expected = (
+                "1 for a model that is captured or whose loss ignores num_items_in_batch; a larger "
+                "global batch accumulates as much"
+            )
             refuse("gradient_accumulation_steps", args.gradient_accumulation_steps, expected)
         for name, instead in _REPLACED.items():
             if getattr(type(self), name) is not getattr(ArgosyTrainer, name):
@@ -207,7 +216,7 @@ class ArgosyTrainer(transformers.Trainer):
                 factory,
                 self._example(),
                 self.plan,
-                clip_norm=self.args.max_grad_norm or None,
+                clip_norm=self.args.max_grad_norm or math.inf,  # the norm is logged anyway
                 seed=self.args.seed,
             )
             self.optimizer = kind(groups([]), **options)
@@ -231,6 +240,12 @@ class ArgosyTrainer(transformers.Trainer):
         layers."""
         shared = any(replica.width > 1 for stage in self.plan.stages for replica in stage.replicas)
         return shared or self.plan.cut is not None or not has_layers(self.model)
+
+    @property
+    def counts_items(self) -> bool:
+        """Return whether the loss is a sum divided by the number of items that it is given."""
+        own_loss = self.compute_loss_func is not None or self.label_smoother is not None
+        return not self.is_captured and (own_loss or not ignores_items(self.model))
 
     def _example(self) -> Any:
         """Return a batch to capture a model with; random numbers drawn for it are drawn again
@@ -278,9 +293,8 @@ class ArgosyTrainer(transformers.Trainer):
         self.parts.append((rows, kept(values)))
 
     def _counted(self, inputs: dict[str, Any], items: Any) -> dict[str, Any]:
-        """Add the number of items in the whole batch to a batch, unless the model is captured and
-        cannot take it."""
-        known = {} if items is None or self.is_captured else {_ITEMS: int(items)}
+        """Add the number of items in the whole batch to a batch, unless the model ignores it."""
+        known = {} if items is None or not self.counts_items else {_ITEMS: int(items)}
         return {**inputs, **known}
 
     def _wrap_model(
@@ -328,6 +342,13 @@ class ArgosyTrainer(transformers.Trainer):
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         del model
         return grad_norm if grad_norm is not None else self._divided().metrics.gradient_norm
+
+    def evaluation_loop(self, *positional: Any, **keywords: Any) -> Any:
+        """Evaluate as ``Seq2SeqTrainer`` does if the script has its arguments: a last short batch
+        weighs as much as a whole one in ``eval_loss``."""
+        if isinstance(self.args, transformers.Seq2SeqTrainingArguments):
+            self.gather_function = self.accelerator.gather
+        return super().evaluation_loop(*positional, **keywords)
 
     def prediction_step(
         self,

@@ -15,7 +15,12 @@ def planned_chain(model: ModelRef, named: str | None = None) -> Chain:
     if model.content and named is None:
         document = Document("plan", parse_json(model.content, file="plan").data, {})
         return captured_chain(
-            model.name, layers_of(document), model.dtype, model.optimizer, model.powersgd
+            model.name,
+            layers_of(document),
+            model.dtype,
+            model.optimizer,
+            model.powersgd,
+            model.sequence_length,
         )
     return load_model(
         named or model.name,

@@ -4,18 +4,20 @@ the runtime.
 A row is a feature of a stage, the value that a stage requests, and the values that run. A feature
 without a row runs for any value: numbers of stages and replicas, shares of samples, numbers and
 sizes of micro-batches, k and depths of schedules, the algorithms of ``collectives``, widths and
-ratios of tensor-parallel groups. A policy runs if its schedules have the same stages per worker.
+ratios of tensor-parallel groups, parts of sequences, holders of experts. A policy runs if its
+schedules have the same stages per worker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from argosy.dtype import Dtype
 from argosy.errors import Problem, raise_any
 from argosy.plan.plan import Plan, Recompute, Stage
-from argosy.units import RATE
+from argosy.units import RATE, counted
 
 # A value of a feature.
 Value = int | str
@@ -35,22 +37,6 @@ class Feature:
         return self.asked(stage) in self.runs
 
 
-def _parts(stage: Stage) -> str:
-    """Return what kind of group computes one part of the sequence."""
-    return ALONE if stage.context == 1 or stage.parts_are_alone else "over tensor-parallel groups"
-
-
-def _experts(stage: Stage) -> str:
-    """Return what kind of group holds one part of the experts."""
-    if stage.expert == 1 or all(replica.width == 1 for replica in stage.replicas):
-        return ALONE
-    return "over parts of the sequence" if stage.context > 1 else "over tensor-parallel groups"
-
-
-# Value of a feature whose parts are on single devices.
-ALONE = "over single devices"
-CONTEXT = Feature(name="context parallelism", asked=_parts, runs=(ALONE,))
-EXPERT = Feature(name="expert parallelism", asked=_experts, runs=(ALONE,))
 ZERO = Feature(name="ZeRO", asked=lambda stage: stage.zero, runs=(0, 1, 2, 3))
 RECOMPUTE = Feature(
     name="recomputation",
@@ -64,7 +50,7 @@ OFFLOAD = Feature(
 )
 
 # All rows of the table.
-FEATURES = (CONTEXT, EXPERT, ZERO, RECOMPUTE, OFFLOAD)
+FEATURES = (ZERO, RECOMPUTE, OFFLOAD)
 
 
 def powersgd_problems(plan: Plan) -> Iterator[Problem]:
@@ -114,18 +100,36 @@ def check_movable(plan: Plan) -> None:
     raise_any(problems)
 
 
-def max_width_after(plan: Plan, *, is_compiled: bool = False) -> int | None:
-    """Return the largest number of devices of a tensor-parallel group in the plans that a run
-    continues with; None for any number.
+class SplitLimits(NamedTuple):
+    """The largest numbers of devices over which the plans that a run continues with may split a
+    layer; None for any number."""
 
-    Groups share operations of a captured forward. A run that began with single devices may have a
-    model that cannot be captured, and compiled stages have no groups: such runs continue without
-    any.
+    width: int | None = 1
+    """Devices of a tensor-parallel group."""
+    context: int | None = 1
+    """Parts of a sequence."""
+    expert: int | None = 1
+    """Holders of the experts."""
+
+
+def splits_after(plan: Plan, *, is_compiled: bool = False) -> SplitLimits:
+    """Return the limits of the plans that a run continues with.
+
+    Groups, and parts of a sequence, share operations of a captured forward. A run that began with
+    single devices may have a model that cannot be captured, and compiled stages have no groups:
+    such runs continue without any. Sequences and experts are divided only in runs that began so:
+    nothing else shows that those of the model can be.
     """
     is_captured = bool(plan.model.content) or any(
         r.width > 1 for stage in plan.stages for r in stage.replicas
     )
-    return None if is_captured and not is_compiled else 1
+    cuts = any(stage.context > 1 for stage in plan.stages)
+    shares = any(stage.expert > 1 for stage in plan.stages)
+    return SplitLimits(
+        width=None if is_captured and not is_compiled else 1,
+        context=len(plan.devices) if cuts else 1,
+        expert=None if shares else 1,
+    )
 
 
 def _sentences(plan: Plan) -> Iterator[str]:
@@ -140,25 +144,18 @@ def _sentences(plan: Plan) -> Iterator[str]:
                 f"Rule {index} of the policy switches {switch}, "
                 "and the runtime switches between others only."
             )
-    sharing = [index for index, stage in enumerate(plan.stages) if stage.expert > 1]
-    wide = [
-        index
-        for index, stage in enumerate(plan.stages)
-        if any(replica.width > 1 for replica in stage.replicas)
-    ]
-    if sharing and set(wide) - set(sharing):
-        beside = (
-            f"beside stage {min(set(wide) - set(sharing))}, whose replicas have several devices"
-        )
-        yield (
-            f"Stage {sharing[0]} divides experts {beside}, "
-            "and the runtime executes that only with single devices."
-        )
     for index, stage in enumerate(plan.stages):
         for feature in FEATURES:
             if not feature.allows(stage):
                 request = f"Stage {index} asks for {feature.name} {feature.asked(stage)}"
                 yield f"{request}, and the runtime executes only {_listed(feature.runs)}."
+        odd = next((r.width for r in stage.replicas if r.width % stage.context), None)
+        if odd is not None:
+            yield (
+                f"Stage {index} asks for context parallelism in {stage.context} parts on replicas "
+                f"of {counted(odd, 'device')}, and the runtime executes only a multiple of the "
+                "parts."
+            )
         if stage.offload.activations is not None and stage.zero > 1:
             yield (
                 f"Stage {index} asks for offload of activations with ZeRO {stage.zero}, "

@@ -35,6 +35,7 @@ MEANINGS = {
     "activation_factor": "memory over bytes of activations",
     "compiled": "kernels between products are fused",
     "fused_loss": "no copies of logits",
+    "buffers": "temporary tensors of",
     "sequence_parallel": "of tensor-parallel groups",
     "selective": "recomputation means",
     "gradient_dtype": "of kept gradients",

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from argosy.report.marks import percent
 from argosy.report.summary import Summary
-from argosy.report.tables import plain_table
-from argosy.units import GIB, SIZE, TIME
+from argosy.report.tables import held_in_words, plain_table
+from argosy.units import SIZE, TIME
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ def case_table(cases: Sequence[Case]) -> Table:
             TIME.short(case.mean_seconds),
             TIME.short(case.worst_seconds),
             percent(case.changing.bubble_fraction),
-            f"{peak / GIB:.1f} of {SIZE.short(capacity)}{mark}",
+            f"{held_in_words(peak)} of {SIZE.short(capacity)}{mark}",
         )
     return table
 

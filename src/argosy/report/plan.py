@@ -14,8 +14,8 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.uncertainty import MEMORY_MARGIN, interval, is_close
 from argosy.plan.plan import Certificate, Plan, Predicted, Recompute, Replica, Search, Stage
 from argosy.report.marks import names_in_short
-from argosy.report.tables import named_lines, plain_table
-from argosy.units import GIB, SIZE, TIME, counted
+from argosy.report.tables import held_in_words, named_lines, plain_table
+from argosy.units import SIZE, TIME, counted
 
 # The largest number of pruning rules that are listed.
 _MOST_PRUNED = 6
@@ -202,7 +202,7 @@ def _fullest(predicted: Predicted, cluster: Cluster) -> str:
     capacity = SIZE.short(cluster.device(name).kind.memory)
     close = f"; it may not fit, because predictions are within {100 * MEMORY_MARGIN:.0f} %"
     limit = close if is_close(held, cluster.device(name).kind.memory) else ""
-    return f"{held / GIB:.1f} of {capacity} on the fullest device, {name}{limit}"
+    return f"{held_in_words(held)} of {capacity} on the fullest device, {name}{limit}"
 
 
 def certificate_in_a_sentence(certificate: Certificate) -> str:

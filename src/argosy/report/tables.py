@@ -116,6 +116,11 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / GIB:.1f}"
 
 
+def held_in_words(num_bytes: float) -> str:
+    """Return held memory as a number of GiB, or with its unit if it is less than 1 GiB."""
+    return gib(num_bytes) if num_bytes >= GIB else SIZE.short(num_bytes)
+
+
 def link_table(links: Iterable[LinkFigures], end: float, *, most: int = 6) -> Table:
     """Return a table of the busiest links, with sparklines of those that change before ``end``
     seconds."""

@@ -28,6 +28,8 @@ from argosy.errors import bad_input
 from argosy.schedule.action import Action, ActionKind, Schedule, ScheduleKind
 from argosy.schedule.vshape import dualpipe_v, zero_bubble_v
 
+# The kinds of the family (1) to (4), whose actions follow from depths and a group size.
+FAMILY = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B, ScheduleKind.EAGER, ScheduleKind.KFKB)
 # Short names of kinds of actions.
 FORWARD, BACKWARD = ActionKind.FORWARD, ActionKind.BACKWARD
 

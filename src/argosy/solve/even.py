@@ -25,7 +25,7 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan, Recompute
-from argosy.plan.targets import Target
+from argosy.plan.targets import Target, position_parts
 from argosy.solve.budget import Budget
 from argosy.solve.pool_search import PoolSearch
 from argosy.solve.search.shape import MOST_STAGES
@@ -67,7 +67,7 @@ class EvenSearch:
     def run(self) -> list[Plan]:
         if not self.pools:  # the plain search raises the error with the reason
             return [PoolSearch(*self.job, self.settings, self.model).run()]
-        variants = list(self._variants())
+        variants = list(self.variants())
         for at, variant in enumerate(variants):
             if self.interrupted:
                 break
@@ -98,7 +98,7 @@ class EvenSearch:
             else self.settings.target.full_name
         )
 
-    def _variants(self) -> Iterator[Settings]:
+    def variants(self) -> Iterator[Settings]:
         """Yield the settings of each search of (1) and (2), the largest stages first."""
         settings, target = self.settings, self.settings.target
         if target is None:
@@ -128,8 +128,13 @@ class EvenSearch:
         pairs = [(replicas, width) for replicas in self._replicas(total) for width in widths]
         largest = max(pool.count for pool in self.pools)
         node = math.lcm(*(pool.per_node for pool in self.pools)) if target.whole_hosts else 1
+        length = self.job[0].sequence_length
         fitting = [
-            pair for pair in pairs if math.prod(pair) <= largest and math.prod(pair) % node == 0
+            (replicas, width)
+            for replicas, width in pairs
+            if replicas * width <= largest
+            and replicas * width % node == 0
+            and length % position_parts(width, context=1) == 0
         ]
         long_enough = [pair for pair in fitting if 2 * math.prod(pair) * MOST_STAGES >= total]
         for replicas, width in sorted(
@@ -147,7 +152,7 @@ class EvenSearch:
         splits experts over ranks that shard weights. Level 1 of the search tries only the extremes
         on many devices.
         """
-        levels = target.zero
+        levels = target.levels(MOST_STAGES, self.job[0].optimizer)
         has_experts = any(layer.expert_parameters for layer in self.job[0].layers)
         if 1 in levels or (target.shards_splits and has_experts):
             levels = tuple(level for level in levels if level > 0)

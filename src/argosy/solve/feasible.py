@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from argosy.cost.memory import USABLE
 from argosy.plan.offload import Offload
 from argosy.schedule import ScheduleSpec
-from argosy.schedule.generate import group_size, usual_depth
+from argosy.schedule.generate import FAMILY, group_size, usual_depth
 from argosy.solve.finalists.judge import Complete
 from argosy.solve.search.pipeline import Choice
 from argosy.solve.search.row import States
@@ -81,11 +81,23 @@ def batch_shapes(global_batch: int, schedules: Sequence[ScheduleSpec]) -> Iterat
         divisor for divisor in range(1, math.isqrt(global_batch) + 1) if global_batch % divisor == 0
     ]
     for count in sorted({*small, *(global_batch // divisor for divisor in small)}):
-        fitting = tuple(schedule for schedule in schedules if schedule.k <= count)
+        fitting = _distinct([schedule for schedule in schedules if schedule.k <= count], count)
         if fitting:
             yield Shape(
                 num_micro_batches=count, micro_batch_size=global_batch // count, schedules=fitting
             )
+
+
+def _distinct(schedules: Sequence[ScheduleSpec], count: int) -> tuple[ScheduleSpec, ...]:
+    """Return the schedules without those that have the same actions as an earlier one, whatever the
+    number of stages: with up to two micro-batches, eager-1f1b is 1f1b."""
+    by_actions: dict[object, ScheduleSpec] = {}
+    for spec in schedules:
+        is_usual = spec.kind in FAMILY and spec.depth is None
+        depths = [usual_depth(spec, from_end, count) for from_end in range(1, MOST_STAGES + 1)]
+        key = (group_size(spec, count), *depths) if is_usual else spec
+        by_actions.setdefault(key, spec)
+    return tuple(by_actions.values())
 
 
 def find_fit(prices: Prices, shapes: Iterable[Shape], scope: Scope) -> FittingPlan | None:

@@ -14,18 +14,42 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from argosy.solve.search.shape import Shape
+from argosy.solve.settings import FEW_DEVICES, Settings
 from argosy.space.pool import Pool
 from argosy.space.price import Prices
 from argosy.space.rate import period, pool_rates
 
 # Parts are searched only in clusters with at most this many devices; level 1 must stay fast.
 _MOST_DEVICES = 32
+# At most this many parts are searched by themselves.
+_MOST_SEARCHED = 2
 # If there are more parts of whole nodes than this, only whole pools are taken as parts.
 _MOST_PARTS = 32
+
+
+def narrower_searches(
+    prices: Prices, shapes: Sequence[Shape], settings: Settings, best: Callable[[], float]
+) -> Iterator[tuple[Settings, tuple[Pool, ...], Sequence[int]]]:
+    """Yield the settings, pools and numbers of pools of searches for pipelines without replicas, on
+    few devices, and of parts of a small cluster whose throughput allows a better plan."""
+    narrow = replace(settings, level=1, progress=None)
+    if sum(pool.count for pool in prices.pools) <= FEW_DEVICES and settings.replicas is None:
+        yield replace(narrow, replicas=1), prices.pools, range(len(prices.pools))
+    for part, indices in parts_below(prices, shapes, best):
+        yield narrow, part, indices
+
+
+def parts_below(
+    prices: Prices, shapes: Sequence[Shape], best: Callable[[], float]
+) -> Iterator[tuple[tuple[Pool, ...], list[int]]]:
+    """Yield the first parts of ``parts_of`` whose bounds are below the time of the best plan when
+    it is their turn."""
+    below = ((part, indices) for bound, part, indices in parts_of(prices, shapes) if bound < best())
+    yield from itertools.islice(below, _MOST_SEARCHED)
 
 
 def parts_of(

@@ -18,8 +18,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -28,14 +28,15 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.errors import NothingFitsError
 from argosy.plan.plan import Plan, Search
+from argosy.solve import effort, spanning
 from argosy.solve.budget import Budget, TimeIsUpError
 from argosy.solve.feasible import batch_shapes, find_fit, is_quick
 from argosy.solve.finalists.beside import with_uniform
-from argosy.solve.finalists.candidate import Candidate, diverse, on_pools, single_stages
+from argosy.solve.finalists.candidate import Candidate, on_pools, single_stages
 from argosy.solve.finalists.incumbents import Incumbents
 from argosy.solve.finalists.judge import Judge
 from argosy.solve.finalists.verdict import ExactTrial, Verdict, certify
-from argosy.solve.parts import parts_of
+from argosy.solve.parts import narrower_searches
 from argosy.solve.proof import Proof, widest_proof
 from argosy.solve.search.frontier import Branch
 from argosy.solve.search.grid import all_cuts, coarse_cuts
@@ -45,7 +46,7 @@ from argosy.solve.search.pipeline import PlanSearch
 from argosy.solve.search.reach import promising_shapes, reach_bound, shape_bounds
 from argosy.solve.search.shape import MOST_STAGES, Shape, estimated, hoped
 from argosy.solve.settings import FEW_DEVICES, SearchProgress, Settings, played_scope, search_scope
-from argosy.solve.unmeasured import why_no_plan
+from argosy.solve.unmeasured import why_no_device, why_no_plan
 from argosy.space.enumerate import Scope, quick_parts, stage_options, stage_parts, with_splits
 from argosy.space.granularity import granularities
 from argosy.space.option import Option, Vector
@@ -56,32 +57,8 @@ from argosy.workload.chain import Chain
 
 # A search aims at this share of the gap that it may leave; dominance may be wrong by the rest.
 _AIM = 0.9
-# One branch is searched for this many steps before the branch with the least bound is looked up
-# again.
-_STEPS = 64
 # A first plan is searched below this factor times the bound of its shape.
 _NEAR = 1.15
-# On a large cluster level 1 closes a shape whose lower bound is within 2 % of the best plan.
-_CLOSE = 1.02
-# On a large cluster level 1 tries no pipelines of a shape if they are estimated slower than this
-# factor times the best plan.
-_HARDLY = 1.1
-# Level 1 searches again if the exact engine finds its best plan slower than judged by more than
-# this factor.
-_MISLED = 1.02
-# The finalists that the exact engine simulates on level 1 have about this many tasks in all.
-_TASKS = 1_500
-# On a large cluster level 1 simulates at most _PLAYS plans until one is as fast as judged, and only
-# finalists within the factor _LIKELY of the best.
-_PLAYS, _LIKELY = 2, 1.005
-# Level 1 searches at most this many parts of a cluster by themselves.
-_PARTS = 2
-# Level 1 searches finer units on at most this many devices, if at most this many vectors of units
-# can be left.
-_REFINED, _FEW_STATES = 32, 160
-# Rounds of _STEPS steps that level 1 spends on a proof for few devices, and the gap at which it
-# stops.
-_QUICK_ROUNDS, _QUICK_GAP = 36, 0.003
 
 
 class PoolSearch:
@@ -111,9 +88,7 @@ class PoolSearch:
         self.budget = Budget(settings.time_budget, settings.memory_budget)
         self.pools = pools or able_pools(chain, cluster, model)
         if not self.pools:
-            lost = all(device.speed.at(0) == 0 for device in cluster.devices)
-            why = "is there at time 0" if lost else f"has {chain.dtype}, the dtype of {chain.name}"
-            raise NothingFitsError(f"no device of {cluster!r} {why}")
+            raise NothingFitsError(why_no_device(chain, cluster))
         self.num_devices = sum(pool.count for pool in self.pools)
         self.prices = Prices(chain, self.pools, model)
         self.counters = Counters()
@@ -128,12 +103,14 @@ class PoolSearch:
         them."""
         self.interrupted = False
         self.left_open = math.inf
-        """The least bound of the plans that the search of these units has skipped."""
+        self.left_across = math.inf
+        """The least bounds of the plans that the search of these units has skipped, without and
+        with groups across nodes."""
         self.branches: list[Branch] = []
         self.pending: list[float] = []
         """Bounds of shapes that were not searched yet."""
         self._batch_shapes = list(batch_shapes(global_batch, settings.schedules))
-        self.finished: Proof = (0.0, (), 1)
+        self.finished: Proof = (0.0, (), 1, True)
         """The last proof that was completed, at first that of level 1."""
         self.proofs: list[Proof] = []  # of level 1, one for each of the units that it searched
         self.units = self.settings.units or next(iter(granularities(self.pools)))
@@ -156,6 +133,9 @@ class PoolSearch:
         """Run level 1: add the best plan, simulated exactly, to the incumbents."""
         self.level = 1
         self._search_levels()
+        if not self.incumbents.found and self.settings.may_span:
+            self.settings = replace(self.settings, spanning=True)
+            self._search_levels()
         if not self.incumbents.found:
             raise NothingFitsError(
                 why_no_plan(self.prices, self.cluster, self.global_batch, self.settings)
@@ -167,39 +147,23 @@ class PoolSearch:
             and self.incumbents.best > self.bound * 1.005
         ):
             self._search_parts()  # otherwise no part has a plan that is worth it
-        self.winners.append(self._decide().winner)
-        last = (self.bound, self.units, 1)
-        self.finished = widest_proof([*self.proofs, last], self.incumbents.best)
+        self.winners.append(self._decide(*self.winners).winner)
+        self._add_proofs()
+        spans = spanning.has_spanning_group(self.incumbents.found[0].plan)
+        self.finished = widest_proof(self.proofs, self.incumbents.best, spans=spans)
 
     def _search_parts(self) -> None:
-        """Search parts of a small cluster alone, if their throughput allows a better plan, and
-        pipelines without replicas on few devices."""
-        searched = 0
-        if self.num_devices <= FEW_DEVICES and self.settings.replicas is None:
-            everything = range(len(self.pools))
-            self._search_part(replace(self.settings, replicas=1), self.pools, everything)
-        for bound, part, indices in parts_of(self.prices, self._batch_shapes):
-            if searched == _PARTS or self.budget.is_spent:
+        """Add the plans of narrower searches, which may lead elsewhere."""
+        job, best = (self.prices, self._batch_shapes, self.settings), lambda: self.incumbents.best
+        for settings, pools, indices in narrower_searches(*job, best):
+            if self.budget.is_spent:
                 return
-            if bound >= self.incumbents.best:
-                continue
-            searched += 1
-            self._search_part(self.settings, part, indices)
-
-    def _search_part(
-        self, settings: Settings, pools: tuple[Pool, ...], indices: Sequence[int]
-    ) -> None:
-        """Add the plan that level 1 finds on some pools with their numbers, or under narrower
-        settings."""
-        settings = replace(settings, level=1, progress=None)
-        job = (self.chain, self.cluster, self.global_batch, settings, self.model)
-        search = PoolSearch(*job, pools=pools, is_part=True)
-        try:
-            search.quick()
-        except NothingFitsError:
-            return
-        self.winners.append(on_pools(search.winners[-1], self.prices, indices))
-        self.incumbents.add(self.winners[-1])
+            whole = (self.chain, self.cluster, self.global_batch, settings, self.model)
+            search = PoolSearch(*whole, pools=pools, is_part=True)
+            with contextlib.suppress(NothingFitsError):
+                search.quick()
+                self.winners.append(on_pools(search.winners[-1], self.prices, indices))
+                self.incumbents.add(self.winners[-1])
 
     def prove(self) -> None:
         """Run level 2: improve on level 1 and raise the bound."""
@@ -215,30 +179,36 @@ class PoolSearch:
         for units in levels:
             if units != levels[0] and not has_plan and not self._may_fit(units):
                 continue
-            if units != levels[0] and has_plan and not self._refines(units):
+            counts = self.scope(units).counts(self.pools)
+            is_refined = self.level > 1 or effort.is_refined(self.num_devices, counts)
+            if units != levels[0] and has_plan and not is_refined:
                 break
             self._search(units)
+            if not self._is_late():
+                self._search_across(self._prove_quickly() if self.level == 1 else math.inf)
             has_plan = bool(self.incumbents.found)
             if self._is_late():
                 return
             if has_plan and self.level == 1:
-                self._prove_quickly()
+                self._add_proofs()
 
-    def _prove_quickly(self) -> None:
-        """Tighten the bounds of these units, if there are few devices and all cuts are searched."""
+    def _prove_quickly(self) -> float:
+        """Tighten the bounds of these units, if there are few devices and all cuts are searched;
+        return the rounds that are left for groups across nodes."""
+        if not self.settings.prune:
+            return math.inf
         is_fine = all(branch.search.menu.grid.loose is None for branch in self.branches)
-        if self.num_devices <= FEW_DEVICES and is_fine and not self.is_part:
-            self._prove(_QUICK_ROUNDS, _QUICK_GAP)
-        self.proofs.append((self.bound, self.units, 1))
+        if self.num_devices > FEW_DEVICES or not is_fine or self.is_part:
+            return 0
+        if self.incumbents.found:
+            self._prove(effort.QUICK_ROUNDS, effort.QUICK_GAP, spans=False)
+        return effort.SPANNING_ROUNDS
 
-    def _refines(self, units: Vector) -> bool:
-        """Return whether these units are searched although coarser ones have a plan."""
-        if self.level > 1:
-            return True
-        counts = self.scope(units).counts(self.pools)
-        return (
-            self.num_devices <= _REFINED and math.prod(count + 1 for count in counts) <= _FEW_STATES
-        )
+    def _add_proofs(self) -> None:
+        """Add what level 1 has proven of these units, without and with groups across nodes."""
+        if self.scope(self.units).spanning:
+            self.proofs.append((self._bound(spans=False), self.units, 1, False))
+        self.proofs.append((self.bound, self.units, 1, True))
 
     def _may_fit(self, units: Vector) -> bool:
         """Return whether a finer granularity is worth searching, if a coarser one has no plan."""
@@ -250,15 +220,19 @@ class PoolSearch:
     @cached_property
     def free_bound(self) -> float:
         """Return a lower bound on every plan, of any granularity, searched or not."""
-        bounds = shape_bounds(self.prices, self._batch_shapes)
-        return min(bounds, default=math.inf)
+        spans = self.scope(self.units).spanning
+        return min(shape_bounds(self.prices, self._batch_shapes, spanning=spans), default=math.inf)
 
     @property
     def bound(self) -> float:
         """Return a lower bound on every plan in the scope of the units that were searched last."""
-        bounds = [branch.bound - self.slack for branch in self.branches]
-        bounds += [self.left_open, self.incumbents.least_suspect]
-        return min(self.incumbents.best, *bounds, *self.pending)
+        return self._bound(spans=True)
+
+    def _bound(self, *, spans: bool) -> float:
+        """Return the bound without or with plans that have a tensor-parallel group across nodes."""
+        bounds = [b.bound - self.slack for b in self.branches if spans or not b.spans]
+        bounds += [self.left_open, self.incumbents.least_suspect, *self.pending]
+        return min(self.incumbents.best, *bounds, *([self.left_across] if spans else []))
 
     @property
     def _is_quick(self) -> bool:
@@ -276,15 +250,15 @@ class PoolSearch:
     def _search(self, units: Vector) -> None:
         for _ in range(3):
             judged = self._look(units)
-            self.incumbents.confirm(_PLAYS if self._is_quick else math.inf)
+            self.incumbents.confirm(effort.PLAYS if self._is_quick else math.inf)
             if self.level > 1:
                 break
             # Plans that are slower than judged were closed without a search.
             self.left_open = min(self.left_open, judged)
-            if self.incumbents.best <= judged * _MISLED:
+            if self.incumbents.best <= judged * effort.MISLED:
                 break
         if self.level > 1 or not self.settings.prune:
-            self._prove(math.inf)
+            self._prove(math.inf, spans=False)
 
     def _look(self, units: Vector) -> float:
         """Open every shape that may have a better plan; return the time of the best plan as judged
@@ -296,15 +270,19 @@ class PoolSearch:
         ground = ground_of(self.cluster, self.pools, units, is_quick=not proves)
         grid = all_cuts(self.prices) if proves else coarse_cuts(self.prices)
         self.menus: dict[int, dict[Vector, list[Option]]] = {}
-        shapes = promising_shapes(self.prices, self._batch_shapes, scope)
+        inside = spanning.inside_nodes(scope)
+        shapes = promising_shapes(self.prices, self._batch_shapes, inside)
         self.pending = [bound for bound, _ in shapes]
+        across = spanning.spanning_shapes(self.prices, self._batch_shapes, scope)
+        self.left_across = min((bound for bound, _ in across), default=math.inf)
         for bound, shape in shapes:
             self.pending.pop(0)
             if self._is_late() or (self.settings.prune and bound >= self._goal):
                 self._leave(bound)
                 continue
-            is_alone = self._is_quick and estimated(bound, shape) > _HARDLY * self.incumbents.best
-            parts = stage_parts(self.prices, shape.micro_batch_size, scope, self.counters)
+            size, best = shape.micro_batch_size, self.incumbents.best
+            is_alone = self._is_quick and estimated(bound, shape) > effort.HARDLY * best
+            parts = stage_parts(self.prices, size, inside, self.counters)
             if self.settings.prune:
                 most = self._highest_useful_bound(bound, shape, is_alone=is_alone)
                 bound = reach_bound(self.prices, shape, parts, counts, bound, most)
@@ -312,16 +290,12 @@ class PoolSearch:
                     self._leave(bound)
                     continue
             if is_alone:
-                parts = quick_parts(
-                    self.prices, parts, self.incumbents.best / shape.num_micro_batches
-                )
-            options = stage_options(
-                self.prices, shape.micro_batch_size, scope, self.counters, parts
-            )
-            self.menus[shape.micro_batch_size] = options
+                parts = quick_parts(self.prices, parts, best / shape.num_micro_batches)
+            options = stage_options(self.prices, size, inside, self.counters, parts)
+            self.menus[size] = options
             if is_alone:
                 self._leave(bound)
-                alone = single_stages(self.prices, shape, options, self.incumbents.best)
+                alone = single_stages(self.prices, shape, options, best)
                 self.incumbents.keep(shape, list(alone), units)
             if is_alone or not options:
                 continue
@@ -330,11 +304,42 @@ class PoolSearch:
             if self.level > 1:
                 self.incumbents.confirm()
                 self._report()
+        self._vary(scope)
+        return self.incumbents.best
+
+    def _vary(self, scope: Scope) -> None:
+        """Judge variants of the best plans."""
         if self.num_devices <= FEW_DEVICES:
             self.incumbents.reshape(self._batch_shapes, scope)
         for best in self.incumbents.found[:1] if not self._is_late() else ():
             self.incumbents.improve(best, self.menus.get(best.shape.micro_batch_size, {}))
-        return self.incumbents.best
+
+    def _search_across(self, rounds: float) -> None:
+        """Search for better plans with a group across nodes, after all others."""
+        scope, before = self.scope(self.units), self.incumbents.best
+        shapes = spanning.spanning_shapes(self.prices, self._batch_shapes, scope)
+        proves, self.left_across = rounds == math.inf, math.inf
+        ground = ground_of(self.cluster, self.pools, self.units, is_quick=not proves)
+        grid = all_cuts(self.prices) if proves else coarse_cuts(self.prices)
+        for bound, shape in shapes:
+            if self._is_late() or (self.settings.prune and bound >= self._goal):
+                self.left_across = min(self.left_across, bound)
+                continue
+            known = {} if self._is_quick else self.menus
+            below = self.incumbents.best
+            options = spanning.spanning_options(
+                self.prices, shape, scope, self.counters, known, below
+            )
+            if options:
+                self.menus[shape.micro_batch_size] = options
+                menu = Menu(self.prices, options, shape, ground, grid, spanning=True)
+                self._first_look(menu, scope.counts(self.pools), bound, self.units)
+        if self.incumbents.best < before:
+            self._vary(scope)
+        self.left_across = min(self.left_across, self.incumbents.best)
+        self.incumbents.confirm(effort.PLAYS if self._is_quick else math.inf)
+        if rounds and any(branch.spans for branch in self.branches):
+            self._prove(rounds, 0.0 if proves else effort.QUICK_GAP)
 
     def _is_late(self) -> bool:
         """Return whether the search ends as soon as it can: it has a plan, and the budget is
@@ -351,7 +356,7 @@ class PoolSearch:
 
     def _is_closed(self, bound: float) -> bool:
         """Return whether a shape with this bound is not searched any further."""
-        is_close = self._is_quick and bound * _CLOSE >= self.incumbents.best
+        is_close = self._is_quick and bound * effort.CLOSE >= self.incumbents.best
         return bound >= self._goal or is_close
 
     def _leave(self, bound: float) -> None:
@@ -394,25 +399,26 @@ class PoolSearch:
     def _open(self, menu: Menu, counts: Vector, upper: float, units: Vector) -> Branch:
         most_stages = min(sum(counts), MOST_STAGES)
         most = upper if self.settings.prune else math.inf
-        search = PlanSearch(menu, counts, most_stages, most, slack=None, only_kind=False)
+        search = PlanSearch(menu, counts, most_stages, most, slack=None, only_kind=menu.spanning)
         self.incumbents.settle(
             menu.shape, list(search.descend(self.incumbents.best)), units, menu.grid.bundle
         )
-        return Branch(search=search, counts=counts, most_stages=most_stages)
+        return Branch(search=search, counts=counts, most_stages=most_stages, spans=menu.spanning)
 
-    def _prove(self, most_rounds: float, gap: float = 0.0) -> None:
-        """Search best-first over all shapes, until the gap is small enough; ``gap`` is what level 1
-        leaves."""
+    def _prove(self, most_rounds: float, gap: float = 0.0, *, spans: bool = True) -> None:
+        """Search best-first over all shapes, or without groups across nodes, until the gap is small
+        enough; ``gap`` is what level 1 leaves."""
         rounds = 0
         while (rounds := rounds + 1) <= most_rounds and not self.budget.is_spent:
             self.incumbents.confirm()
-            branch = min(self.branches, key=lambda branch: branch.bound, default=None)
+            branches = (branch for branch in self.branches if spans or not branch.spans)
+            branch = min(branches, key=lambda branch: branch.bound, default=None)
             least = branch.bound if branch is not None else math.inf
             goal = self._goal / (1 + gap) + self.slack
             self._report()
             doubtful = self.incumbents.least_open_suspect + self.slack
             if min(least, doubtful) >= goal:
-                self.finished = self.bound, self.units, self.level
+                self.finished = self._bound(spans=spans), self.units, self.level, spans
                 return
             if doubtful <= least:
                 self.incumbents.clear_suspect()
@@ -443,13 +449,9 @@ class PoolSearch:
 
     def _advance(self, branch: Branch, goal: float) -> None:
         upper = self.incumbents.best if self.settings.prune else math.inf
-        shape = branch.search.shape
-        plans = branch.search.advance(upper, goal, _STEPS)
-        dived = branch.search.dive(upper)
-        self.incumbents.keep(
-            shape, [plan for _, plan in plans] + ([dived] if dived else []), self.units
-        )
-        self.incumbents.suspect(shape, plans, self.units)
+        plans, all_plans = branch.advance(upper, goal)
+        self.incumbents.keep(branch.search.shape, all_plans, self.units)
+        self.incumbents.suspect(branch.search.shape, plans, self.units)
 
     def _report(self) -> None:
         if self.settings.progress is not None and self.level == self.settings.level:
@@ -458,25 +460,18 @@ class PoolSearch:
                 SearchProgress(seconds=self.incumbents.best, bound=self.bound, candidates=judged)
             )
 
-    def _finalists(self) -> list[Candidate]:
-        """Return as many finalists as the exact engine simulates in a fraction of the search
-        time."""
-        found = self.incumbents.found
-        tasks = 4 * len(found[0].plan) * found[0].shape.num_micro_batches
-        most = max(1, _TASKS // tasks) if self.level == 1 else max(4, 20 * _TASKS // tasks)
-        return diverse(self.incumbents.likely(_LIKELY) if self._is_quick else found, min(most, 8))
-
-    def _decide(self) -> Verdict:
-        return self.incumbents.trial.decide([*self._finalists(), *self.winners])
+    def _decide(self, *others: Candidate) -> Verdict:
+        finalists = effort.finalists(self.incumbents, self.level, is_quick=self._is_quick)
+        return self.incumbents.trial.decide([*finalists, *others])
 
     def _play_beside(self) -> None:
         """Simulate the finalists, and the plans that an expert would write by hand
         (``solve.finalists.beside``)."""
-        verdict = (trial := self.incumbents.trial).decide(self._finalists())
+        verdict, trial = self._decide(), self.incumbents.trial
         if self.settings.units is None or self.settings.replicas is not None:
-            menus = self.menus if self.num_devices <= _REFINED else {}
+            menus = self.menus if self.num_devices <= effort.REFINED else {}
             verdict = with_uniform(
-                verdict, trial, self.incumbents.judge, self._batch_shapes, 12 * _TASKS, menus
+                verdict, trial, self.incumbents.judge, self._batch_shapes, 12 * effort.TASKS, menus
             )
         self.incumbents.add(verdict.winner)
 
@@ -486,11 +481,15 @@ class PoolSearch:
         If time is up before a proof is completed, the certificate holds for the scope of the last
         completed one.
         """
-        bound, verdict = self.bound, self._decide()
-        if not self.interrupted and bound < self.finished[0]:
-            bound, self.units, self.level = self.finished
+        bound, verdict, spans = self.bound, self._decide(*self.winners), True
+        best_spans = spanning.has_spanning_group(self.incumbents.found[0].plan)
+        is_about_it = self.finished[-1] or not best_spans
+        if not self.interrupted and is_about_it and bound < self.finished[0]:
+            bound, self.units, self.level, spans = self.finished
+        scope = self.scope(self.units)
+        scope = scope if spans else spanning.inside_nodes(scope)
         bounds, trial = (bound, self.free_bound), self.incumbents.trial
-        plan = certify(verdict, self.incumbents.found, bounds, trial, self.scope(self.units))
+        plan = certify(verdict, self.incumbents.found, bounds, trial, scope)
         judged, pruned = self.incumbents.judge.judged, tuple(sorted(self.counters.removed.items()))
         search = Search(cpu_seconds=self.budget.seconds, candidates=judged, pruned=pruned)
         assert plan.predicted is not None and plan.certificate is not None

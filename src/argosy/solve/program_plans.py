@@ -101,6 +101,16 @@ def undivided_plan(
     return min(fitting, key=lambda pair: pair[0])[1]
 
 
+def undivided_scope(program: CapturedProgram, cluster: Cluster) -> str:
+    """Return the plans that ``undivided_plan`` simulates, as a part of the scope of a
+    certificate."""
+    alone = "the whole batch at once on a device"
+    if program.chain.powersgd:
+        return alone
+    groups = "a node or all devices" if len(cluster.devices) <= MOST_SHARING else "a node"
+    return f"{alone} or one group of {groups}, its ratios by speed or linear programme"
+
+
 def _keeps_to(settings: Settings, stage: Stage, cluster: Cluster) -> bool:
     """Return whether the settings allow a stage of one device or of one group."""
     kinds = {cluster.device(name).kind.name for name in stage.devices}

@@ -15,16 +15,18 @@ from argosy.space.option import Vector
 # from 4.3 to 19.3 % selects the same certificates.
 _PROVEN = 0.15
 
-Proof = tuple[float, Vector, int]
-"""The bound, the units and the level of a proof."""
+Proof = tuple[float, Vector, int, bool]
+"""The bound, the units and the level of a proof, and whether it includes groups across nodes."""
 
 
-def widest_proof(proofs: Sequence[Proof], best: float) -> Proof:
+def widest_proof(proofs: Sequence[Proof], best: float, *, spans: bool) -> Proof:
     """Return the proof with the finest units whose bound is close to the best plan, or else with
     the finest units.
 
-    ``proofs`` go from coarse to fine units. Units without a plan as fast as the best one prove
-    nothing about it.
+    ``proofs`` go from coarse to fine units, and from groups inside nodes to all. Units without a
+    plan as fast as the best one prove nothing about it, and neither do groups inside nodes if it
+    has one across nodes (``spans``).
     """
+    proofs = [proof for proof in proofs if proof[-1] or not spans]
     close = [proof for proof in proofs if best / (1 + _PROVEN) <= proof[0] <= best]
     return close[-1] if close else proofs[-1]

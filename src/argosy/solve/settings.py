@@ -12,7 +12,7 @@ from argosy.dtype import Dtype
 from argosy.errors import bad_input, excluded
 from argosy.plan.offload import NO_OFFLOAD, Offload, parse_offload
 from argosy.plan.plan import Recompute
-from argosy.plan.runnable import OFFLOAD
+from argosy.plan.runnable import OFFLOAD, SplitLimits
 from argosy.plan.targets import Target
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.space.enumerate import Scope, only_runnable
@@ -98,8 +98,12 @@ class Settings:
     pools and 64 devices, and with at most 8 devices; with four kinds the tables of a one-minute
     search took 15 GB."""
     max_width: int | None = None
-    """Maximum number of devices of a tensor-parallel group; by default as many as a node and the
-    layers allow."""
+    """Maximum number of devices of a tensor-parallel group; by default as many as the layers
+    allow."""
+    spanning: bool | None = None
+    """Whether tensor-parallel groups may fill several nodes. By default they may if ``width``
+    requests it or nothing else fits, never in plans for a target. Such plans can be faster where
+    nodes have one or two devices, but searches take longer and prove less."""
     max_context: int | None = None
     """Maximum number of parts of a sequence of any length; by default only long ones are cut."""
     max_expert: int | None = None
@@ -118,9 +122,25 @@ class Settings:
     """Simulates the finalists in parallel; the result does not depend on it."""
 
     @property
+    def may_span(self) -> bool:
+        """Return whether nothing forbids tensor-parallel groups across nodes."""
+        return self.spanning is None and self.target is None
+
+    @property
     def interleaved(self) -> tuple[ScheduleSpec, ...]:
         """Return those of ``schedules`` whose workers have several stages."""
         return tuple(spec for spec in self.schedules if spec.kind.is_chunked)
+
+
+def continuing(limits: SplitLimits, *, level: int = 1) -> Settings:
+    """Return the settings with which a run searches for the plan that it continues with."""
+    return Settings(
+        level=level,
+        runnable=True,
+        max_width=limits.width,
+        max_context=limits.context,
+        max_expert=limits.expert,
+    )
 
 
 def search_scope(settings: Settings, pools: Sequence[Pool], units: Vector) -> Scope:
@@ -128,7 +148,8 @@ def search_scope(settings: Settings, pools: Sequence[Pool], units: Vector) -> Sc
 
     Level 1 mixes kinds in a stage only on small clusters, and leaves recomputation and ZeRO between
     the extremes of memory to level 2. Mixed stages of many devices have tensor-parallel groups of
-    one width: pairs of widths would be most of their options.
+    one width: pairs of widths would be most of their options. Groups across nodes are searched if
+    settings ask for them or request a width.
     """
     mixed, devices = settings.mixed, sum(pool.count for pool in pools)
     if mixed is None:
@@ -136,7 +157,16 @@ def search_scope(settings: Settings, pools: Sequence[Pool], units: Vector) -> Sc
             settings.level > 1 and len(pools) <= _MIXED_POOLS and devices <= _MIXED_DEVICES
         )
     is_large = devices > FEW_DEVICES
-    scope = Scope(units=units, mixed=mixed, one_width=mixed and is_large, prune=settings.prune)
+    spanning = settings.spanning
+    if spanning is None:
+        spanning = settings.may_span and settings.width is not None
+    scope = Scope(
+        units=units,
+        mixed=mixed,
+        one_width=mixed and is_large,
+        spanning=spanning,
+        prune=settings.prune,
+    )
     if settings.level == 1 and is_large:
         scope = replace(scope, zero=(1, 0, 3), recompute=(Recompute.NONE, Recompute.FULL))
     scope = allowed(scope, settings)
@@ -200,7 +230,7 @@ def for_powersgd(settings: Settings, chain: Chain) -> Settings:
     return replace(settings, zero=(0,), max_width=1, max_context=1, max_expert=1)
 
 
-def for_target(settings: Settings) -> Settings:
+def for_target(settings: Settings, chain: Chain) -> Settings:
     """Return the part of the settings that the target runs; raise InputError if no schedule
     remains."""
     target = settings.target
@@ -215,7 +245,7 @@ def for_target(settings: Settings) -> Settings:
     return replace(
         settings,
         schedules=schedules,
-        recompute=settings.recompute or target.recompute,
+        recompute=settings.recompute or target.recomputations(chain),
         max_width=_least(settings.max_width, target.max_width),
         max_context=_least(settings.max_context, target.max_context),
         max_expert=_least(settings.max_expert, target.max_expert),

@@ -28,6 +28,7 @@ from argosy.space.enumerate import with_splits
 from argosy.space.price import Prices, widest
 from argosy.space.widths import node_widths
 from argosy.units import counted
+from argosy.workload.chain import Chain
 from argosy.workload.profile import Profile, ProfileRow
 
 
@@ -71,11 +72,13 @@ class Untimed:
 
 def find_any_fit(prices: Prices, global_batch: int, settings: Settings) -> FittingPlan | None:
     """Return a plan that fits in memory, fast or not, at the finest granularity that is quick to
-    check."""
-    scope = with_splits(
-        search_scope(settings, prices.pools, quick_units(prices.pools, settings.units)), prices
-    )
-    return find_fit(prices, batch_shapes(global_batch, settings.schedules), scope)
+    check; one with groups across nodes if no other fits, as in a search."""
+    units = quick_units(prices.pools, settings.units)
+    scope = with_splits(search_scope(settings, prices.pools, units), prices)
+    found = find_fit(prices, batch_shapes(global_batch, settings.schedules), scope)
+    if found is None and settings.may_span and not scope.spanning:
+        return find_any_fit(prices, global_batch, replace(settings, spanning=True))
+    return found
 
 
 def find_untimed(prices: Prices, global_batch: int, settings: Settings) -> Untimed | None:
@@ -125,6 +128,13 @@ def why_untimed(untimed: Untimed, prices: Prices, cluster: Cluster) -> str:
         f"a plan fits that needs {chain.dtype} times on {untimed.named}, but {have}; "
         f"measure them (argosy profile){otherwise}"
     )
+
+
+def why_no_device(chain: Chain, cluster: Cluster) -> str:
+    """Return the reason why no device of a cluster can run a chain."""
+    lost = all(device.speed.at(0) == 0 for device in cluster.devices)
+    why = "is there at time 0" if lost else f"has {chain.dtype}, the dtype of {chain.name}"
+    return f"no device of {cluster!r} {why}"
 
 
 def why_no_plan(prices: Prices, cluster: Cluster, global_batch: int, settings: Settings) -> str:

@@ -6,18 +6,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from argosy.cluster.host import Tier
 from argosy.cost.memory import USABLE
 from argosy.plan.offload import NO_OFFLOAD, Offload, choices
 from argosy.plan.plan import Recompute
-from argosy.plan.runnable import ALONE, CONTEXT, RECOMPUTE, ZERO
+from argosy.plan.runnable import RECOMPUTE, ZERO
 from argosy.space.option import Option, PoolPart, Vector
 from argosy.space.pool import Pool
 from argosy.space.price import Prices, widest
 from argosy.space.prune import Counters, fits_nowhere, without_dominated
 from argosy.space.shares import most_samples, share_samples, share_within, whole_seconds
 from argosy.space.widths import node_widths, tensor_widths
+from argosy.workload.chain import Chain
 
 # Sequences of at least this many tokens are cut into parts (context parallelism). Shorter sequences
 # usually fit on the devices whole and gain nothing over tensor parallelism, and every further
@@ -45,6 +47,9 @@ class Scope:
     allow."""
     one_width: bool = False
     """Whether all tensor-parallel groups of a stage have one size."""
+    spanning: bool = True
+    """Whether tensor-parallel groups of whole sequences and whole experts may fill several
+    nodes."""
     context: tuple[int, ...] | None = None
     """Allowed numbers of parts of a sequence; by default powers of two for long sequences
     (``wants_parts``), otherwise 1."""
@@ -57,8 +62,6 @@ class Scope:
     max_expert: int | None = None
     """Maximum number of holders that the experts of a stage are split over; by default the number
     of experts."""
-    parts_alone: bool = False
-    """Whether each part of a sequence runs on one device instead of a tensor-parallel group."""
     replicas: int | None = None
     """Number of replicas of every stage, with equal numbers of samples; by default any number of
     replicas with any shares."""
@@ -89,12 +92,11 @@ class Scope:
             f", tensor width {'/'.join(map(str, self.widths))}" if self.widths is not None else ""
         )
         width += ", tensor-parallel groups of a stage of one width" if self.one_width else ""
+        if any(len(pool.nodes) > 1 for pool in pools):
+            width += f", groups {'also across' if self.spanning else 'inside'} nodes"
         even = ", equal shares" if self.even or self.replicas is not None else shares
         stages = f"stages of multiples of {units}, along the nodes{kinds}"
         splits = self._splits()
-        splits += (
-            ", parts of sequences of one device" if self.parts_alone and "context" in splits else ""
-        )
         offload = f", offload of {self.offload}" if self.offload else ""
         return f"{stages}, recompute {recompute}, ZeRO {zero}{offload}{width}{even}{splits}"
 
@@ -112,9 +114,10 @@ class Scope:
 
     def allows(self, pool: Pool, width: int) -> bool:
         """Return whether groups of this width are allowed; stages of whole nodes need a width that
-        divides a node."""
+        divides a node or fills several."""
         takes_nodes = self.units[pool.index] % pool.per_node == 0
-        return self.allows_width(width) and not (takes_nodes and pool.per_node % width)
+        divides = pool.per_node % width == 0 or width % pool.per_node == 0
+        return self.allows_width(width) and (divides or not takes_nodes)
 
     def allows_shares(self, parts: Sequence[PoolPart]) -> bool:
         """Return whether the shares are equal if ``even`` requires it and the number of replicas is
@@ -133,7 +136,6 @@ def only_runnable(scope: Scope) -> Scope:
             recompute for recompute in scope.recompute if str(recompute) in RECOMPUTE.runs
         ),
         zero=tuple(zero for zero in scope.zero if zero in ZERO.runs),
-        parts_alone=CONTEXT.runs == (ALONE,),
         offload=_only_run(scope.offload),
         runnable=True,
     )
@@ -153,8 +155,6 @@ def with_splits(scope: Scope, prices: Prices) -> Scope:
     scope leaves open."""
     devices = sum(pool.count for pool in prices.pools)
     context, expert = scope.context, scope.expert
-    if scope.parts_alone and prices.most_experts > 1:
-        context, scope = (1,), replace(scope, widths=(1,))
     if context is None:
         most = (
             min(prices.most_parts, devices)
@@ -224,11 +224,18 @@ def stage_parts(
 
     ZeRO and memory are not considered yet. Vectors without any possibility are omitted.
     """
+    return _all_parts(prices, micro_batch, scope, counters, only_spanning=False)
+
+
+def _all_parts(
+    prices: Prices, micro_batch: int, scope: Scope, counters: Counters, *, only_spanning: bool
+) -> dict[Vector, list[Shared]]:
     scope = with_splits(scope, prices)
     result: dict[Vector, list[Shared]] = {}
     for vector in vectors(prices.pools, scope):
         devices = tuple(number * unit for number, unit in zip(vector, scope.units, strict=True))
-        shared = list(_parts_of(prices, micro_batch, devices, scope, counters))
+        ways = _parts_of(prices, micro_batch, devices, scope, counters, only_spanning=only_spanning)
+        shared = list(ways)
         if shared:
             result[vector] = shared
     return result
@@ -274,13 +281,30 @@ def stage_options(
     return result
 
 
+def spanning_parts(
+    prices: Prices, micro_batch: int, scope: Scope, counters: Counters
+) -> dict[Vector, list[Shared]]:
+    """Return those parts of ``stage_parts`` that have a tensor-parallel group across nodes."""
+    return _all_parts(prices, micro_batch, scope, counters, only_spanning=True)
+
+
 def _parts_of(
-    prices: Prices, micro_batch: int, devices: Vector, scope: Scope, counters: Counters
+    prices: Prices,
+    micro_batch: int,
+    devices: Vector,
+    scope: Scope,
+    counters: Counters,
+    *,
+    only_spanning: bool,
 ) -> Iterator[Shared]:
-    for groups, context in _groups(prices, devices, scope, counters):
-        for expert in scope.expert or (1,):
+    divisions = _groups(prices, devices, scope, counters, only_spanning=only_spanning)
+    fewest = _fewest_experts(prices.chain) if scope.runnable else 0
+    for groups, context, spans in divisions:
+        for expert in (1,) if spans else scope.expert or (1,):
             if any(replicas * context % expert for _, _, replicas in groups):
                 continue
+            if fewest and any(width // context * expert > fewest for _, width, _ in groups):
+                continue  # the members of a group divide whole experts in a run
             for recompute in scope.recompute:
                 parts = share_samples(
                     prices, groups, micro_batch, recompute, context=context, expert=expert
@@ -296,6 +320,11 @@ def _parts_of(
                     yield parts, recompute
                     limited = _within_memory(prices, devices, (parts, recompute), scope)
                     yield from ((shares, recompute) for shares in limited)
+
+
+def _fewest_experts(chain: Chain) -> int:
+    """Return the least number of experts of a layer that has any; 0 if none has."""
+    return min((layer.num_experts for layer in chain.layers if layer.num_experts), default=0)
 
 
 def _within_memory(
@@ -314,38 +343,55 @@ def _within_memory(
     return [limited for limited in ways if limited != parts]
 
 
-def _groups(
-    prices: Prices, devices: Vector, scope: Scope, counters: Counters
-) -> Iterator[tuple[list[tuple[int, int, int]], int]]:
-    """Yield (pool, width, replicas) for every pool, and the number of parts of the sequence.
+class _Groups(NamedTuple):
+    """A division of the devices of a stage into groups."""
 
-    A tensor-parallel group lies inside a node, and a replica has one group per part of the
-    sequence. A replica takes an equal part of a node, or whole nodes.
+    replicas: list[tuple[int, int, int]]
+    """For every pool: its number, the width of a replica, and the replicas."""
+    context: int
+    spans: bool
+    """Whether a tensor-parallel group fills several nodes."""
+
+
+def _groups(
+    prices: Prices,
+    devices: Vector,
+    scope: Scope,
+    counters: Counters,
+    *,
+    only_spanning: bool,
+) -> Iterator[_Groups]:
+    """Yield all divisions of the devices of a stage.
+
+    A tensor-parallel group lies inside a node or, if sequences are whole, fills several. A replica
+    has one group per part of the sequence, and takes an equal part of a node, or whole nodes.
     """
     taken = [(pool, number) for pool, number in enumerate(devices) if number]
+    pools = [prices.pools[pool] for pool, _ in taken]
     most = widest(prices.chain.layers)
     widths = [
         [
             width
-            for width in tensor_widths(prices.pools[pool], number, most)
-            if scope.allows(prices.pools[pool], width)
+            for width in tensor_widths(pool, number, most, spanning=scope.spanning)
+            if scope.allows(pool, width)
         ]
-        for pool, number in taken
+        for pool, (_, number) in zip(pools, taken, strict=True)
     ]
     for context, choice in itertools.product(scope.context or (1,), itertools.product(*widths)):
-        if (scope.one_width and len(set(choice)) > 1) or (
-            scope.parts_alone and context > 1 and max(choice) > 1
+        spans = any(width > pool.per_node for pool, width in zip(pools, choice, strict=True))
+        if (
+            (scope.one_width and len(set(choice)) > 1)
+            or (spans and context > 1)
+            or (only_spanning and not spans)
         ):
             continue
         groups = [
             (pool, width * context, number // (width * context))
             for (pool, number), width in zip(taken, choice, strict=True)
         ]
-        sizes = [(number, prices.pools[pool].per_node) for pool, number in taken]
-        pairs = zip(groups, sizes, strict=True)
         if any(
-            number % width or (width > node and width % node)
-            for (_, width, _), (number, node) in pairs
+            number % width or (width > pool.per_node and width % pool.per_node)
+            for (_, width, _), (_, number), pool in zip(groups, taken, pools, strict=True)
         ):
             continue
         if any(
@@ -354,7 +400,7 @@ def _groups(
         ):
             counters.add("unmeasured")
             continue
-        yield groups, context
+        yield _Groups(groups, context, spans)
 
 
 def is_measured(prices: Prices, part: PoolPart) -> bool:

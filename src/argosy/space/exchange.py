@@ -8,6 +8,10 @@ Per layer and pass:
 
     (1)  reductions       2 (t-1)/t n/c reduced bytes / i, or by a tree
                           shared link: all W devices send over i
+                          t > k, N = t / k nodes: over NICs, (t-1)/t by a ring or the load of a
+                          tree of N, of 2 n/c reduced bytes / b; instead over the links of a node,
+                          (t-1)/t or at most 1 by the chains of a tree, / i, if that is longer for
+                          any number of bytes. Latencies are those of the same links
     (2)  keys and values  (c-1) n/W of their bytes / i, if parts share a node
                           shared link: all devices of a node send over i
                           (c-1) n/c of their bytes / (c b / nodes), if W is several nodes: t devices
@@ -56,9 +60,34 @@ def reduction_seconds(pool: Pool, layer: Layer, split: Split, samples: int) -> f
     bandwidth = pool.intra_bandwidth / (
         min(split.width, pool.per_node) if pool.intra_is_shared else 1
     )
-    latency = pool.intra_latency * num_reductions(layer) * 2
+    rounds = 2 * num_reductions(layer)
+    if width > pool.per_node:
+        return _spanning_seconds(pool, width, payload, rounds)
+    latency = pool.intra_latency * rounds
     ring = payload * (width - 1) / width / bandwidth + (width - 1) * latency
     return min(ring, payload * tree_load(width) / bandwidth + tree_depth(width) * latency)
+
+
+def _spanning_seconds(pool: Pool, width: int, payload: float, rounds: int) -> float:
+    """Return the seconds of reductions in a group that fills several nodes (1).
+
+    The links that take longest are those with the least rate for every layer, because a range of
+    layers reduces everything at once: the largest of two sums may be less than the sum of the
+    larger ones.
+    """
+    size, nodes = pool.per_node, width // pool.per_node
+    around = (width - 1) / width
+    # Devices in the middle of a chain send in both directions.
+    chain = 0.5 if size == 2 and not pool.intra_is_shared else 1.0
+    senders = size - 1 if pool.intra_is_shared else min(size - 1, 1)
+    algorithms = ((around, around, width - 1), (tree_load(nodes), chain, tree_depth(nodes)))
+    seconds = []
+    for leaving, inside, steps in algorithms:
+        over_nic = leaving / pool.nic_bandwidth, pool.nic_latency
+        within = senders * inside / pool.intra_bandwidth, pool.intra_latency
+        per_byte, latency = max(over_nic, within)
+        seconds.append(payload * per_byte + steps * rounds * latency)
+    return min(seconds)
 
 
 def key_value_seconds(pool: Pool, layer: Layer, split: Split, samples: int) -> float:

@@ -33,6 +33,7 @@ from argosy.cost.collective import tree_depth, tree_load
 from argosy.cost.compute import FACTOR_PASSES
 from argosy.cost.memory import USABLE, error_bytes, times_whole
 from argosy.cost.offload import overlapped
+from argosy.cost.taken import num_exchanges, sent_shares
 from argosy.plan.offload import NO_OFFLOAD, Offload
 from argosy.plan.plan import Recompute, Replica, Stage
 from argosy.space.exchange import routed_crowding
@@ -143,34 +144,28 @@ class Option:
         return forward, backward
 
     def _compute(self, first: int, end: int) -> tuple[float, float]:
-        if self.offload:
-            return self._offloaded(first, end)
-        pairs = [self.sums(part, part.most) for part in self.parts]
-        crowd = [
-            self._crowding(part, pool, first, end)
-            for part, pool in zip(self.parts, self.pools, strict=True)
-        ]
-        forward = max(
-            float(sums[end] - sums[first]) + more
-            for (sums, _), more in zip(pairs, crowd, strict=True)
-        )
-        backward = max(
-            float(sums[end] - sums[first]) + more
-            for (_, sums), more in zip(pairs, crowd, strict=True)
-        )
-        return forward, backward
-
-    def _offloaded(self, first: int, end: int) -> tuple[float, float]:
-        """Return the forward and backward seconds of the slowest replica with copies beside them
-        ((5) of ``cost.offload``)."""
+        """Return the forward and backward seconds of the slowest replica, with what exchanges take
+        ((3) and (4) of ``cost.taken``) and copies beside them ((5) of ``cost.offload``)."""
         forward = backward = 0.0
         for part, pool in zip(self.parts, self.pools, strict=True):
-            sums, copied = self.sums(part, part.most), copy_seconds(self, part, first, end)
             more = self._crowding(part, pool, first, end)
-            ahead, back = (float(running[end] - running[first]) + more for running in sums)
-            forward = max(forward, overlapped(ahead, float(copied[0]), end - first))
-            backward = max(backward, overlapped(back, float(copied[1]), end - first))
+            ahead, back = (float(s[end] - s[first]) + more for s in self.sums(part, part.most))
+            if self.zero > 1:
+                taken = self.prices.weigh_range(self._taken(part, pool), first, end)
+                forwards, backwards = num_exchanges(self.zero)
+                ahead, back = ahead + forwards * taken, back + backwards * taken
+            if self.offload:
+                copied = copy_seconds(self, part, first, end)
+                ahead = overlapped(ahead, float(copied[0]), end - first)
+                back = overlapped(back, float(copied[1]), end - first)
+            forward, backward = max(forward, ahead), max(backward, back)
         return forward, backward
+
+    def _taken(self, part: PoolPart, pool: Pool) -> Rates:
+        """Return the seconds that an exchange takes from a device's compute, as rates."""
+        shares = sent_shares(self.holders, self.expert)
+        rate = part.tensor_width * pool.exchange_rate / self.prices.chain.exchanged_bytes(self.zero)
+        return shares[0] / rate, shares[1] / rate, 0.0
 
     def once_around(self, first: int, end: int) -> float:
         """Return the seconds of one gather of the weights, or of one scatter of the gradients."""
@@ -268,6 +263,24 @@ class Option:
         )
 
     @cached_property
+    def nodes_of_copies(self) -> list[int]:
+        """Return for each part over how many nodes one copy of the weights extends."""
+        both = zip(self.parts, self.pools, strict=True)
+        return [max(1, part.tensor_width // pool.per_node) for part, pool in both]
+
+    @property
+    def has_spanning_group(self) -> bool:
+        """Return whether a tensor-parallel group fills several nodes."""
+        return max(self.nodes_of_copies) > 1
+
+    @cached_property
+    def ways_out(self) -> list[float]:
+        """Return for each part the bytes/s at which the nodes of one copy of the weights send it to
+        other nodes: each sends its own slices."""
+        both = zip(self.nodes_of_copies, self.pools, strict=True)
+        return [nodes * pool.nic_bandwidth for nodes, pool in both]
+
+    @cached_property
     def spans_nodes(self) -> bool:
         """Return whether the replicas use more than one node in every placement."""
         if any(
@@ -280,9 +293,9 @@ class Option:
 
     @cached_property
     def least_nodes(self) -> int:
-        """Return the least number of nodes that the replicas can use."""
-        both = list(zip(self.parts, self.pools, strict=True))
-        counts = [math.ceil(part.devices / pool.per_node) for part, pool in both]
+        """Return the least number of nodes that the holders of any slice of the weights can use."""
+        both = zip(self.parts, self.pools, self.nodes_of_copies, strict=True)
+        counts = [math.ceil(part.devices / pool.per_node / nodes) for part, pool, nodes in both]
         apart = all(
             first.homes.isdisjoint(second.homes)
             for first, second in itertools.combinations(self.pools, 2)
@@ -315,14 +328,17 @@ class Option:
 
     def _find_ways_around(self) -> list[Rates]:
         """Return the rates of a ring (of one device per node, if there are several nodes) and, if
-        nothing is scattered or gathered separately, trees."""
+        nothing is scattered or gathered separately, trees.
+
+        A node whose group extends over several passes on its part of each slice only.
+        """
         if self.holders < 2:
             return [(0.0, 0.0, 0.0)]
         copies = self.holders // self.expert
         split = (copies - 1) / copies / self.expert
         if self.spans_nodes:
             count, latency = self.least_nodes, max(pool.nic_latency for pool in self.pools)
-            slow, fast = (end(pool.nic_bandwidth for pool in self.pools) for end in (min, max))
+            slow, fast = min(self.ways_out), max(self.ways_out)
             rate, seconds = line_between_sites(self.pools)
             slow, latency = min(slow, rate), max(latency, seconds)
             ring = (count - 1) / count / slow

@@ -90,6 +90,11 @@ class Pool:
         return self.device.efficiency * self.device.kind.memory_bandwidth
 
     @cached_property
+    def exchange_rate(self) -> float:
+        """Return the bytes/s that a device would send if all of its multiprocessors did."""
+        return self.device.efficiency * self.device.kind.exchange_rate
+
+    @cached_property
     def per_node(self) -> int:
         return len(self.nodes[0])
 

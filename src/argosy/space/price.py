@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argosy.cost.compute import ComputeModel, Portion, layer_seconds, waiting
-from argosy.cost.memory import WHOLE_OUTPUTS, exchange_buffers, layer_weights, optimizer_bytes
+from argosy.cost.memory import exchange_buffers, layer_weights, optimizer_bytes
 from argosy.plan.plan import Recompute
 from argosy.space.exchange import Split, reduction_seconds
 from argosy.space.layer_price import (
@@ -402,7 +402,7 @@ class Prices:
         all devices of a replica with tensor-parallel groups of this width."""
         key = (recompute, self.copies(width), width)
         if key not in self._transients:
-            held = self._transient(recompute, self.copies(width))
+            held = self._transient(recompute, width)
             if self.chain.first_backward:
                 of_frozen = [
                     0.0 if layer.frozen is None else layer.frozen.forward_bytes
@@ -410,7 +410,7 @@ class Prices:
                 ]
                 held = np.maximum(held, largest_of(of_frozen))
             if width > 1:
-                held = held + WHOLE_OUTPUTS * width * largest_of(
+                held = held + self.chain.whole_outputs * width * largest_of(
                     [layer.output_bytes for layer in self.chain.layers]
                 )
             self._transients[key] = held
@@ -433,10 +433,15 @@ class Prices:
     def _largest_layers(self) -> dict[int, FloatArray]:
         return {}
 
-    def _transient(self, recompute: Recompute, copies: int) -> FloatArray:
-        layers, factor, more = self.chain.layers, self.chain.activation_factor, copies - 1
+    def _transient(self, recompute: Recompute, width: int) -> FloatArray:
+        layers, factor = self.chain.layers, self.chain.activation_factor
+        more = self.copies(width) - 1
+        held = [
+            layer.working_bytes + (self.chain.split_loss_bytes(layer) if width > 1 else 0.0)
+            for layer in layers
+        ]
         working = largest_of(
-            [layer.working_bytes and layer.working_bytes + layer.output_bytes for layer in layers]
+            [own and own + layer.output_bytes for own, layer in zip(held, layers, strict=True)]
         )
         match recompute:
             case Recompute.NONE:

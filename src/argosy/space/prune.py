@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from argosy.cost.taken import num_exchanges
 from argosy.space.option import Option
 
 
@@ -40,8 +41,8 @@ def without_dominated(options: Sequence[Option], counters: Counters) -> list[Opt
     """Drop options that another one dominates (the rule *dominance*).
 
     Of options with the same parts and recomputation, which differ in ZeRO only, one is dropped if
-    another is no worse in gradient exchange with update, in network load, and in memory, both held
-    and temporary.
+    another is no worse in gradient exchange with update, in network load, in the number of
+    exchanges that take multiprocessors from layers, and in memory, both held and temporary.
 
     Safe because these are the only numbers in which they differ, and times, memory and bounds of
     every plan grow with each of them: a stage updates its weights as soon as it has exchanged their
@@ -54,7 +55,8 @@ def without_dominated(options: Sequence[Option], counters: Counters) -> list[Opt
         lightest = sum(
             rate * held for rate, held in zip(rates, option.prices.lightest, strict=True)
         )
-        figures = (*rates[:-1], lightest, *option.load, *option.state, option.whole)
+        exchanges = num_exchanges(option.zero)
+        figures = (*rates[:-1], lightest, *option.load, *exchanges, *option.state, option.whole)
         if any(all(a <= b for a, b in zip(better, figures, strict=True)) for _, better in kept):
             counters.add("dominance")
         else:

@@ -15,22 +15,29 @@ If every stage takes at least u devices of a pool, and sequences are not cut, a 
 / w replicas. Then
 
     (3)  n <= B w / u, rounded up, and w >= u / B.
+
+A plan with a tensor-parallel group across nodes runs it on at least two nodes of a pool, with the
+rate that (1) gives for such groups alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from argosy.space.option import Vector
+from argosy.space.pool import Pool
 from argosy.space.price import Prices, widest
-from argosy.space.widths import node_widths
+from argosy.space.widths import node_widths, spanning_widths
 
 
-def throughput_bound(prices: Prices, micro_batch: int, units: Vector | None = None) -> float:
+def throughput_bound(
+    prices: Prices, micro_batch: int, units: Vector | None = None, *, spanning: bool = False
+) -> float:
     """Return the least seconds per micro-batch by (2); if every stage takes at least ``units``, by
     (3)."""
-    return period(pool_rates(prices, micro_batch, units), [pool.count for pool in prices.pools])
+    rates = pool_rates(prices, micro_batch, units, spanning=spanning)
+    return period(rates, [pool.count for pool in prices.pools])
 
 
 def period(rates: Sequence[float], counts: Sequence[int]) -> float:
@@ -39,25 +46,61 @@ def period(rates: Sequence[float], counts: Sequence[int]) -> float:
     return 1 / total if total else math.inf
 
 
-def pool_rates(prices: Prices, micro_batch: int, units: Vector | None = None) -> list[float]:
-    """Return r_p by (1) for every pool."""
-    layers = prices.chain.layers
-    share = prices.work_shares
-    best_rates = []
-    for pool in prices.pools:
-        best = 0.0
-        for width in node_widths(pool, widest(layers)):
-            unit = units[pool.index] if units is not None else 1
-            most = min(micro_batch, math.ceil(micro_batch * width / unit))
-            if micro_batch * width < unit:
-                continue
-            for samples in _sizes(prices, pool.index, width, most):
-                pairs = zip(share, prices.least_seconds(pool.index, width, samples), strict=True)
-                # A layer that takes no time limits nothing.
-                rates = [part * samples / seconds for part, seconds in pairs if seconds]
-                best = max(best, max(rates, default=0.0) / (micro_batch * width))
-        best_rates.append(best)
-    return best_rates
+def pool_rates(
+    prices: Prices, micro_batch: int, units: Vector | None = None, *, spanning: bool = False
+) -> list[float]:
+    """Return r_p by (1) for every pool; with ``spanning`` for groups across nodes, too."""
+    inside = [_rate(prices, pool, node_widths, micro_batch, units) for pool in prices.pools]
+    if not spanning:
+        return inside
+    across = spanning_rates(prices, micro_batch, units)
+    return [max(rates) for rates in zip(inside, across, strict=True)]
+
+
+def spanning_rates(prices: Prices, micro_batch: int, units: Vector | None = None) -> list[float]:
+    """Return r_p by (1) for groups across nodes alone; 0 for pools without any."""
+    return [_rate(prices, pool, spanning_widths, micro_batch, units) for pool in prices.pools]
+
+
+def spanning_bound(prices: Prices, micro_batch: int, units: Vector | None = None) -> float:
+    """Return the least seconds per micro-batch by (2) of plans with a group across nodes, which
+    takes at least two nodes of a pool; infinity without such groups."""
+    inside = pool_rates(prices, micro_batch, units, spanning=True)
+    across = spanning_rates(prices, micro_batch, units)
+    total = sum(pool.count * rate for pool, rate in zip(prices.pools, inside, strict=True))
+    most = max(
+        (
+            total - 2 * pool.per_node * (inside[pool.index] - across[pool.index])
+            for pool in prices.pools
+            if across[pool.index]
+        ),
+        default=0.0,
+    )
+    return 1 / most if most else math.inf
+
+
+def _rate(
+    prices: Prices,
+    pool: Pool,
+    widths: Callable[[Pool, int], Iterable[int]],
+    micro_batch: int,
+    units: Vector | None,
+) -> float:
+    """Return r_p by (1) for groups of the widths that ``widths`` yields for a pool."""
+    best = 0.0
+    for width in widths(pool, widest(prices.chain.layers)):
+        unit = units[pool.index] if units is not None else 1
+        most = min(micro_batch, math.ceil(micro_batch * width / unit))
+        if micro_batch * width < unit:
+            continue
+        for samples in _sizes(prices, pool.index, width, most):
+            pairs = zip(
+                prices.work_shares, prices.least_seconds(pool.index, width, samples), strict=True
+            )
+            # A layer that takes no time limits nothing.
+            rates = [part * samples / seconds for part, seconds in pairs if seconds]
+            best = max(best, max(rates, default=0.0) / (micro_batch * width))
+    return best
 
 
 def _sizes(prices: Prices, pool: int, width: int, most: int) -> Iterable[int]:

@@ -30,6 +30,15 @@ class Selective(StrEnum):
     """Everything except every second matrix product and attention, as torchtitan's selective op."""
 
 
+class Buffers(StrEnum):
+    """A training system whose temporary tensors are counted in memory."""
+
+    ARGOSY = "argosy"
+    TORCHTITAN = "torchtitan"
+    """Frees logits before their backward, splits the loss over the vocabulary, keeps the weights of
+    embedding and head gathered, and sums gradients in fp32."""
+
+
 # Bytes of an element that PowerSGD sums, and of an error that it keeps: fp32.
 SUMMED_BYTES = 4
 
@@ -206,6 +215,8 @@ class Chain:
     """Meaning of selective recomputation."""
     fused_loss: bool = False
     """Whether the loss is computed from the logits without copies of them."""
+    buffers: Buffers = Buffers.ARGOSY
+    """System whose temporary tensors are counted."""
     sequence_parallel: bool = True
     """Whether tensor-parallel groups split the sequence outside their matrix products."""
     tuning: Tuning = FULL
@@ -312,29 +323,51 @@ class Chain:
         move and no FLOP."""
         return self.forward_flop > 0 or self.is_captured
 
-    def with_selective(self, selective: Selective) -> Chain:
+    def with_selective(self, selective: Selective, *, compiled: bool) -> Chain:
         """Return the chain with another meaning of selective recomputation than that of Argosy's
-        own runtime."""
+        own runtime. A compiler drops a kept result that no backward reads."""
         assert self.selective is Selective.ELEMENTWISE, "what selective means is set once"
         if selective is Selective.ELEMENTWISE:
             return self
-        layers = tuple(_with_selective(layer, selective) for layer in self.layers)
+        layers = tuple(_with_selective(layer, selective, compiled) for layer in self.layers)
         return replace(self, layers=layers, selective=selective)
 
-    def with_loss(self, *, fused: bool, compiled: bool) -> Chain:
-        """Return the chain with fewer copies of logits: none if the loss is fused, a sixth less if
-        it is compiled."""
-        less = 1.0 if fused else 1 / 6 if compiled else 0.0
+    def with_loss(self, *, fused: bool, buffers: Buffers) -> Chain:
+        """Return the chain with the copies of logits that a system makes; none if the loss is
+        fused."""
         assert not self.fused_loss, "whether a loss is fused is set once"
-        if not less:
+        if not fused and buffers is Buffers.ARGOSY:
             return self
         layers = tuple(
-            replace(layer, working_bytes=layer.working_bytes - less * layer.loss_bytes)
+            _with_loss(layer, 0.0 if fused else _COPIES_OF_LOGITS[buffers])
             if layer.loss_bytes
             else layer
             for layer in self.layers
         )
-        return replace(self, layers=layers, fused_loss=fused)
+        return replace(self, layers=layers, fused_loss=fused, buffers=buffers)
+
+    @property
+    def whole_outputs(self) -> int:
+        """Return the number of tensors of a layer's whole output that a tensor-parallel group holds
+        at a time (``cost.memory``, (9))."""
+        if self.buffers is Buffers.ARGOSY:
+            return _WHOLE_OUTPUTS
+        return _WHOLE_OUTPUTS_OF_TORCHTITAN + (not self.async_tensor)
+
+    def split_loss_bytes(self, layer: Layer) -> float:
+        """Return the bytes per sample that a loss over shards of the vocabulary holds beside
+        ``working_bytes``."""
+        if self.fused_loss or self.buffers is Buffers.ARGOSY:
+            return 0.0
+        return layer.loss_bytes * _MORE_IF_SPLIT / _COPIES_OF_LOGITS[Buffers.ARGOSY]
+
+    @property
+    def kept_logit_bytes(self) -> float:
+        """Return the bytes per sample of 16-bit logits that a pipeline keeps to the end of an
+        iteration."""
+        if self.buffers is Buffers.ARGOSY:
+            return 0.0
+        return self.layers[-1].loss_bytes * _LOGIT / _COPIES_OF_LOGITS[Buffers.ARGOSY]
 
     def with_tensor_exchange(self, *, is_async: bool) -> Chain:
         """Return the chain with the part of its reductions that tensor-parallel groups wait for, if
@@ -380,14 +413,20 @@ class Chain:
 
 
 def captured_chain(
-    name: str, layers: tuple[Layer, ...], dtype: Dtype, optimizer: str, powersgd: int = 0
+    name: str,
+    layers: tuple[Layer, ...],
+    dtype: Dtype,
+    optimizer: str,
+    powersgd: int = 0,
+    sequence_length: int = 1,
 ) -> Chain:
-    """Return the chain of a captured program."""
+    """Return the chain of a captured program; its sequences have one token unless they can be
+    cut."""
     return Chain(
         powersgd=powersgd,
         name=name,
         layers=layers,
-        sequence_length=1,
+        sequence_length=sequence_length,
         dtype=dtype,
         optimizer=optimizer,
         source="captured",
@@ -400,20 +439,44 @@ def captured_chain(
 _OF_PRODUCTS = 0.57
 
 
+# Whole tensors of a group: the input of a product and its result.
+_WHOLE_OUTPUTS = 2
+# Whole tensors of torchtitan's groups in a backward: the gathered inputs of attention and
+# feed-forward, a gradient of the latter, and the sum that is scattered. What is gathered or
+# scattered along the sequence is copied once more, unless exchanges are asynchronous.
+_WHOLE_OUTPUTS_OF_TORCHTITAN = 4
+# Bytes of copies of a logit, and of its gradient, beside the 4 that are kept, with 16-bit weights.
+# Torchtitan frees 16-bit logits before the backward, but its allocator finds no other tensor for
+# their 2 bytes; beside them are the fp32 logits and the gradient of the log-probabilities.
+_COPIES_OF_LOGITS = {Buffers.ARGOSY: 12.0, Buffers.TORCHTITAN: 10.0}
+# Bytes of a 16-bit logit.
+_LOGIT = 2.0
+# Bytes of a logit that a loss over shards of the vocabulary holds more: exponentials in fp32.
+_MORE_IF_SPLIT = 4.0
+
+
+def _with_loss(layer: Layer, copies: float) -> Layer:
+    """Return a layer whose loss makes ``copies`` bytes of copies of a logit of 16 bits."""
+    less = 1 - copies / _COPIES_OF_LOGITS[Buffers.ARGOSY]
+    return replace(layer, working_bytes=layer.working_bytes - less * layer.loss_bytes)
+
+
 # Share of a tensor-parallel group's exchange that asynchronous tensor parallelism leaves exposed.
 # Pieces for w devices could hide all but 1 / w of it; steps that torchtitan publishes with and
 # without it differ by half as much.
 _EXPOSED = 0.5
 
 
-def _with_selective(layer: Layer, selective: Selective) -> Layer:
+def _with_selective(layer: Layer, selective: Selective, compiled: bool) -> Layer:
     """Return a layer with another meaning of selective recomputation than that of Argosy's own
-    runtime."""
+    runtime; an eager program keeps the result of the last product, although no backward reads
+    it."""
     if not layer.attention_flop:
         return replace(layer, selective_bytes=0.0, selective_flop=0.0)
     if selective is Selective.ATTENTION:
         again = layer.attention_flop if layer.score_bytes else 0.0
         return replace(layer, selective_bytes=layer.score_bytes, selective_flop=again)
     dropped = layer.score_bytes + _OF_PRODUCTS * (layer.activation_bytes - layer.score_bytes)
+    dropped -= 0.0 if compiled else layer.output_bytes
     again = (layer.forward_flop - layer.attention_flop) / 2
     return replace(layer, selective_bytes=dropped, selective_flop=again)

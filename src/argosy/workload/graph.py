@@ -133,6 +133,9 @@ class GraphNode:
         return tuple(references((self.arguments, tuple(value for _, value in self.keywords))))
 
 
+EXPERTS = "argosy.experts.default"
+"""An operation that sends tokens to experts. Its arguments are the tokens, the numbers of the
+experts of each token, their weights, and the parameters of the module of experts, which runs it."""
 OWN_GRADIENT = "argosy.own_gradient.default"
 """An operation that returns its first list of values, whose gradients an ``OwnGradient`` computes.
 Its arguments are the values, the inputs that get gradients, the values that the backward reads, and

@@ -121,7 +121,7 @@ def _unknown(name: str) -> InputError:
         )
     if Path(name).suffix in (".toml", ".txt", ".json") or "/" in name:
         return refused("there is no such file or folder", file=name)
-    expected = "a file, a folder or one of the presets " + ", ".join(names)
+    expected = "a file, a folder or one of the presets that `argosy models` lists"
     return bad_input(expected, name, "model", suggestion=closest(name, names))
 
 

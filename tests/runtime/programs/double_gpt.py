@@ -15,6 +15,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from runtime.graph_models import forked
+from runtime.llama_models import LENGTH, mixture_of_blocks
 from runtime.small_models import gpt
 
 SAMPLES = 8
@@ -27,6 +28,8 @@ DEATH = os.environ.get("DEATH", "")
 """Rank 1 dies before its third step, and writes this file so that it happens once."""
 CAPTURED = bool(os.environ.get("CAPTURED"))
 """Whether it is a model without layers, which runs in stages of operations that were captured."""
+MIXTURE = bool(os.environ.get("MIXTURE"))
+"""Whether every block has experts."""
 FAULT = os.environ.get("FAULT", "")
 RATE = float(os.environ.get("RATE", "0.01"))
 """The learning rate; at 0.001 training does not amplify rounding errors."""
@@ -37,6 +40,8 @@ is full."""
 
 def build() -> Any:
     torch.set_default_dtype(torch.float64)
+    if MIXTURE:
+        return mixture_of_blocks(SAMPLES)
     return forked(SAMPLES) if CAPTURED else gpt(SAMPLES)
 
 
@@ -49,6 +54,8 @@ def batch_of(step: int) -> Any:
     if CAPTURED:
         values = torch.randn(SAMPLES, 7, 12, generator=generator, dtype=torch.float64)
         return values, torch.randint(5, (SAMPLES,), generator=generator)
+    if MIXTURE:
+        return torch.randint(19, (SAMPLES, LENGTH + 1), generator=generator)
     tokens = torch.randint(19, (SAMPLES, 7), generator=generator)
     return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
 

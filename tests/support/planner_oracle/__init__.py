@@ -14,6 +14,9 @@ memory account, its own collectives and its own event simulation, written from t
     (6)  a tree passes half of the bytes along each of two binary trees; floor(log2 n) latencies
     (7)  a stage fits if state + gathered layer + samples x (dropped layer + in flight x kept +
          (2 k + 1) x largest output) is at most 92 % of a device's memory
+    (8)  a gather or scatter under ZeRO 2 or 3 sends (n - 1) / n of the weights' bytes, and takes
+         these over the device's exchange rate from its compute: under ZeRO 3 once from a forward
+         and twice from a backward, under ZeRO 2 once from a backward
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Price a stage on a device by (1) to (3) and (7)."""
+"""Price a stage on a device by (1) to (3), (7) and (8)."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ def price(problem: Problem, stage: Stage, device: str, samples: int) -> Price:
         forward += ahead
         backward += max(back, constants.backward_floor) + (ahead if stage.recompute else 0.0)
     parameters, holders = sum(layer.parameters for layer in layers), len(stage.devices)
+    if node.exchange_rate is not None and holders > 1:
+        taken = (holders - 1) / holders * GRADIENT * parameters / node.exchange_rate
+        forward += taken * (stage.zero == 3)
+        backward += taken * {2: 1, 3: 2}.get(stage.zero, 0)
     sharded = [holders if stage.zero >= level else 1 for level in (3, 2, 1)]
     widths = (WEIGHT, GRADIENT, OPTIMIZER)
     state = sum(parameters * width / among for width, among in zip(widths, sharded, strict=True))
@@ -50,7 +54,7 @@ def price(problem: Problem, stage: Stage, device: str, samples: int) -> Price:
     largest = WEIGHT * max(layer.parameters for layer in layers)
     times = (0.0, 0.0)
     if holders > 1 and stage.zero >= 2:
-        times = (2 + 1 / holders if stage.zero == 3 else 0.0, stage.zero + 1 / holders)
+        times = (2 + 1 / holders if stage.zero == 3 else 0.0, 3 + 1 / holders)
     return Price(
         forward=forward,
         backward=backward,

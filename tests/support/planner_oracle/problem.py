@@ -32,6 +32,9 @@ class Node:
     nic_latency: float
     bus: float
     bus_latency: float
+    exchange_rate: float | None = None
+    """Bytes that one of its devices would send if it computed nothing; None if sending costs it no
+    compute."""
 
     @property
     def names(self) -> list[str]:
@@ -99,9 +102,11 @@ def _model_file(layers: Sequence[Layer]) -> dict[str, Any]:
 def _cluster_file(nodes: Sequence[Node]) -> str:
     text = 'name = "tiny"\n'
     for node in nodes:
+        rate = node.exchange_rate
         text += f"""
 [[kinds]]
 name = "kind-{node.name}"
+{"" if rate is None else f'exchange_rate = "{rate:.0f} B/s"'}
 memory = "{node.memory:.0f} B"
 memory_bandwidth = "{node.memory_bandwidth:.0f} B/s"
 flops = {{ bf16 = "{node.flops:.0f} FLOP/s" }}
@@ -118,7 +123,7 @@ nic = {{ bandwidth = "{node.nic:.0f} B/s", latency = "{node.nic_latency} s" }}
 def random_problem(seed: int) -> Problem:
     """Return the same small problem for the same seed: one to three layers on two to four devices
     of two kinds."""
-    random = Random(seed)
+    random, rates = Random(seed), Random(f"exchange rates {seed}")
     layers = []
     for _ in range(random.choice((1, 2, 3, 3))):
         flop = random.choice((0.1, 0.3, 1.0)) * random.uniform(0.5, 1.5) * 1e12
@@ -146,6 +151,7 @@ def random_problem(seed: int) -> Problem:
                 nic_latency=random.choice((0.0, 0.001, 0.02)),
                 bus=random.choice((2, 20)) * random.uniform(0.8, 1.2) * 1e9 // 1,
                 bus_latency=random.choice((0.0, 0.002)),
+                exchange_rate=rates.choice((None, 5e9, 5e10)),
             )
         )
     more = [("kfkb", 2), ("gpipe", 1), ("eager-1f1b", 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from argosy.cli.options import Json, Width
@@ -47,4 +48,6 @@ def _to_dict(kind: DeviceKind) -> dict[str, Any]:
     content = asdict(kind)
     content["flops"] = dict(kind.flops)
     content["reached"]["products"] = dict(kind.reached.products)
+    if math.isinf(kind.exchange_rate):
+        content["exchange_rate"] = None
     return content

@@ -99,9 +99,14 @@ def _captured(options: PlanOptions, text: str) -> CapturedProgram:
     """Capture the program of ``--program``; options that it decides itself are rejected."""
     from argosy.cli.planning.program import capture_program
 
-    model = ("model", "global_batch", "sequence_length", "max_width", "max_context")
-    tuning = ("train", "lora", "base_weights", "max_expert", "for_system", "freeze")
+    model = ("model", "global_batch", "sequence_length")
+    tuning = ("train", "lora", "base_weights", "max_expert", "freeze")
     refuse_options(given(options, *model, *tuning), "cannot be combined with --program")
+    refuse_options(
+        given(options, "for_system"),
+        "cannot be combined with --program: other systems train their own models; leave it out and "
+        "use argosy run",
+    )
     parse_settings(optimizer=options.optimizer)
     if options.output is not None:
         check_output(options.output, options.cluster, text.partition(":")[0], json=options.json)

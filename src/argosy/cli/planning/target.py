@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 def with_target(
-    settings: Settings, name: str, calibration: str | None, *, named: bool
+    settings: Settings, name: str, calibration: str | None, *, named: bool, where: str = "--for"
 ) -> tuple[Settings, str | None]:
     """Return the settings restricted to a system, and its constants if no others are given.
 
-    ``named`` is set if the user named the schedules.
+    ``named`` is set if the user named the schedules; ``where`` is the option in errors.
     """
     from argosy.plan.targets import TARGETS, TargetName
 
-    target = TARGETS[TargetName(known_name("--for", name, TargetName, "systems"))]
+    target = TARGETS[TargetName(known_name(where, name, TargetName, "systems"))]
     if settings.runnable:
-        raise excluded("--runnable", "--for")
+        raise excluded("--runnable", where)
     if settings.offload:
-        raise excluded("--offload", "--for")
+        raise excluded("--offload", where)
     for spec in settings.schedules if named else ():
         if spec.kind not in target.schedules:
             names = " or ".join(target.schedules)

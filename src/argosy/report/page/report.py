@@ -41,6 +41,9 @@ class Report:
     scenarios: Mapping[str, Cluster] = field(default_factory=dict)
     """The cluster under other traces, by name."""
 
+    def __repr__(self) -> str:
+        return f"Report: {self.plan!r}; save(path) writes the page"
+
     def save(self, path: Path | str) -> Path:
         """Write the page to a file and return its path."""
         Path(path).write_text(self.html, encoding="utf-8")

@@ -31,8 +31,8 @@ Group = dist.ProcessGroup | None
 """A process group; None is the group of all ranks."""
 
 
-# The tag of messages of (4).
-_FILL_TAG = 2**29 + 1
+# The tags of messages of (4) and of (2).
+_FILL_TAG, _SCATTER_TAG = 2**29 + 1, 2**29 + 2
 
 
 class Pending(Protocol):
@@ -152,22 +152,86 @@ def begin_fill(whole: Tensor, sizes: Sequence[int], *, group: Group = None) -> P
     return Messages(works)
 
 
+class PendingPart(Protocol):
+    """A part of a sum that was begun."""
+
+    def wait(self) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a sum that was complete as soon as it was begun."""
+
+    part: Tensor
+
+    def wait(self) -> Tensor:
+        return self.part
+
+
+@dataclass(frozen=True)
+class _ArrivingPart:
+    """A part of a sum that is added up once all summands have arrived."""
+
+    pending: Pending
+    sent: Tensor
+    """The vector that is being sent, which must stay until then."""
+    received: Tensor
+    num_members: int
+    device: torch.device
+
+    def wait(self) -> Tensor:
+        self.pending.wait()
+        first, *others = (
+            self.received.chunk(self.num_members) if self.received.numel() else (self.received,)
+        )
+        total = first.clone()
+        for other in others:
+            total += other
+        return total.to(self.device)
+
+
 def scatter_sum_uneven(whole: Tensor, sizes: Sequence[int], *, group: Group = None) -> Tensor:
     """Return the caller's part of the sum over the members' vectors, one-dimensional (2)."""
+    return begin_scatter_sum(whole, sizes, group=group).wait()
+
+
+def begin_scatter_sum(whole: Tensor, sizes: Sequence[int], *, group: Group = None) -> PendingPart:
+    """Begin a sum over the members' vectors (2); the members call this in the same order."""
     _check_part(whole, sum(sizes), len(sizes), group)
     if len(sizes) == 1:
-        return whole.clone()
-    if is_foreign(whole, group):
-        return scatter_sum_uneven(whole.cpu(), sizes, group=group).to(whole.device)
-    own = sizes[dist.get_rank(group)]
-    received = whole.new_empty(own * len(sizes))
-    dist.all_to_all_single(
-        received, whole.contiguous(), [own] * len(sizes), list(sizes), group=group
-    )
-    total = received[:own].clone()
-    for member in range(1, len(sizes)):
-        total += received[member * own : (member + 1) * own]
-    return total
+        return Part(whole.clone())
+    sent = whole.cpu() if is_foreign(whole, group) else whole.contiguous()
+    rank = dist.get_rank(group)
+    own = sizes[rank]
+    received = sent.new_empty(own * len(sizes))
+    if dist.get_backend(group) == "nccl":
+        pending: Pending | None = dist.all_to_all_single(
+            received, sent, [own] * len(sizes), list(sizes), group=group, async_op=True
+        )
+        assert pending is not None
+    else:
+        pending = _begin_swap(received, sent.split(list(sizes)), rank, group)
+    return _ArrivingPart(pending, sent, received, len(sizes), whole.device)
+
+
+def _begin_swap(received: Tensor, parts: Sequence[Tensor], rank: int, group: Group) -> Messages:
+    """Begin to send each member its part, while theirs arrive one after another in ``received``.
+
+    These are messages of their own, because gloo's all-to-all uses a link in one direction at a
+    time.
+    """
+    own = parts[rank].numel()
+    works: list[Any] = []
+    for member, part in enumerate(parts):
+        place = received[member * own : (member + 1) * own]
+        if member == rank:
+            place.copy_(part)
+        elif own:
+            works.append(dist.irecv(place, group=group, group_src=member, tag=_SCATTER_TAG))
+    for member, part in enumerate(parts):
+        if member != rank and part.numel():
+            works.append(dist.isend(part, group=group, group_dst=member, tag=_SCATTER_TAG))
+    return Messages(works)
 
 
 def swap_uneven(

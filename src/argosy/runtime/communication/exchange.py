@@ -86,6 +86,13 @@ class GroupExchange:
         whole = gather_uneven(flat.flatten(), sizes, group=self.group, by=by)
         return _units_back(whole, shape, state, state.units).to(part.dtype)
 
+    def all_parts(self, part: Tensor) -> Tensor:
+        """Return the tensors of all ranks, which have one shape, along a new first dim."""
+        sizes = [part.numel()] * self.count
+        flat = part.contiguous().flatten()
+        parts = gather_uneven(flat, sizes, group=self.group, by=GatherBy.PADDED)
+        return parts.view(self.count, *part.shape)
+
     def reduce_scatter(self, part: Tensor, state: State) -> Tensor:
         counts = self.counts(state)
         flat = _units_first(part, state, state.units)

@@ -117,6 +117,8 @@ class Transport:
         peer: int,
         channel: Channel,
     ) -> list[AsyncWork]:
+        if not tensors:
+            return []
         if self.in_order:
             group = self.channels[channel]
             return list(

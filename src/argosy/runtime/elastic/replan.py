@@ -17,9 +17,10 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan, Replica, Stage
-from argosy.plan.runnable import max_width_after
-from argosy.planner import Settings, find_plan
+from argosy.plan.runnable import splits_after
+from argosy.planner import find_plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
+from argosy.solve.settings import continuing
 from argosy.workload.chain import Chain
 
 
@@ -56,8 +57,7 @@ class Replanner:
         if self.chain is None:
             return regrouped(self.first, devices)
         cluster = with_only(self.cluster, devices)
-        max_width = max_width_after(self.first, is_compiled=self.is_compiled)
-        settings = Settings(runnable=True, max_width=max_width, max_context=1, max_expert=1)
+        settings = continuing(splits_after(self.first, is_compiled=self.is_compiled))
         try:
             batch = self.first.global_batch
             return find_plan(
@@ -106,26 +106,29 @@ def _one_stage_per_worker(plan: Plan) -> Plan:
 
 def _left_of(stage: Stage, devices: Collection[str]) -> tuple[Replica, ...]:
     """Return the replicas of a stage that are whole; if none is, the remaining parts of their
-    groups, and of replicas that share a sequence only those with the most devices."""
+    groups, and of replicas that share sequences or experts only those with the most devices."""
     whole = tuple(replica for replica in stage.replicas if set(replica.devices) <= set(devices))
     if whole:
         return whole
     parts = [left for replica in stage.replicas if (left := _shrunk(replica, devices)) is not None]
     widest = max((replica.width for replica in parts), default=0)
-    return tuple(part for part in parts if stage.context == 1 or part.width == widest)
+    is_alone = stage.context == stage.expert == 1
+    return tuple(part for part in parts if is_alone or part.width == widest)
 
 
 def _with_replicas(stage: Stage, replicas: tuple[Replica, ...], samples: int) -> Stage:
-    """Return a stage with other replicas: as many parts of the sequence as each has devices, and
-    experts over as many replicas as before, or over all of them if there are fewer."""
-    context = stage.context if stage.context == 1 else replicas[0].width
-    if len(replicas) % stage.expert == 0:
-        return replace(stage, replicas=replicas, context=context)
-    if len(replicas) < stage.expert:
-        count = len(replicas)
-        return replace(stage, replicas=replicas, context=context, expert=count, experts=())
-    full = _shared(replicas[: -(len(replicas) % stage.expert)], samples)
-    return replace(stage, replicas=full, context=context)
+    """Return a stage with other replicas: experts over as many holders as before, or over all of
+    them if there are fewer or their number does not divide, and parts of the sequence as before,
+    or as many as each replica has devices if no replica is whole."""
+    is_whole = {replica.devices for replica in replicas} <= {r.devices for r in stage.replicas}
+    context = stage.context if stage.context == 1 or is_whole else replicas[0].width
+    counts = range(len(replicas), 0, -1)
+    full = next((count for count in counts if count * context % stage.expert == 0), 0)
+    if full:
+        kept = replicas if full == len(replicas) else _shared(replicas[:full], samples)
+        return replace(stage, replicas=kept, context=context)
+    holders = len(replicas) * context
+    return replace(stage, replicas=replicas, context=context, expert=holders, experts=())
 
 
 def _shrunk(replica: Replica, devices: Collection[str]) -> Replica | None:

@@ -5,13 +5,15 @@ arguments and results.
     (2)  dv = p^T do,  ds = p (do v^T - sum(do o)),  dq = scale ds k,  dk = scale ds^T q
 
 A stage runs the forward alone and lets torch differentiate it, so torch chooses its kernel
-(``attend``). A ring of devices needs l, and the gradients of each pair of parts: it computes (1)
-and (2) as written.
+(``attend``). A ring of devices needs l, and the gradients of each pair of parts: it calls torch's
+kernels itself (``forward``, ``backward``), and computes (1) and (2) as written only with masks, in
+double precision, and for heads that no kernel takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -35,24 +37,6 @@ def _scale(q: Tensor, scale: float | None) -> float:
     return q.shape[-1] ** -0.5 if scale is None else float(scale)
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout: float = 0.0,
-    causal: bool = False,
-    *,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
-) -> Any:
-    """Return output and l of (1); use the CPU's own kernel on a CPU."""
-    if q.is_cpu:
-        return aten._scaled_dot_product_flash_attention_for_cpu.default(
-            q, k, v, dropout, causal, attn_mask=attn_mask, scale=scale
-        )
-    return math_forward(q, k, v, causal, attn_mask, scale)
-
-
 def attend(
     q: Tensor,
     k: Tensor,
@@ -66,7 +50,9 @@ def attend(
     """Return output and l of (1), for torch to differentiate; off a CPU l is empty, because no
     forward reads it."""
     if q.is_cpu:
-        return forward(q, k, v, dropout, causal, attn_mask=attn_mask, scale=scale)
+        return aten._scaled_dot_product_flash_attention_for_cpu.default(
+            q, k, v, dropout, causal, attn_mask=attn_mask, scale=scale
+        )
     return fused(q, k, v, causal, attn_mask, scale), q.new_empty(0)
 
 
@@ -84,6 +70,74 @@ def fused(
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
+
+
+class Kernel(StrEnum):
+    """The kernel that computes (1) and (2)."""
+
+    CPU = "cpu"
+    FLASH = "flash"
+    EFFICIENT = "efficient"
+    WRITTEN_OUT = "written out"
+
+
+# Of torch's kernels on a GPU, flash takes heads of at most this many elements, and both kernels
+# need a multiple of the second number.
+_FLASH_ELEMENTS, _ALIGNED_ELEMENTS = 256, 8
+# The efficient kernel stores l for a multiple of this many queries.
+_EFFICIENT_ROWS = 32
+
+
+def kernel_of(q: Tensor, mask: Tensor | None) -> Kernel:
+    """Return the fastest kernel that returns l and takes these operands; only the last one holds
+    scores of all pairs of tokens."""
+    if mask is not None or not (q.is_cpu or q.is_cuda):
+        return Kernel.WRITTEN_OUT
+    if q.is_cpu:
+        return Kernel.CPU
+    if q.shape[-1] % _ALIGNED_ELEMENTS or q.dtype is torch.float64:
+        return Kernel.WRITTEN_OUT
+    if q.dtype is torch.float32 or q.shape[-1] > _FLASH_ELEMENTS:
+        return Kernel.EFFICIENT
+    return Kernel.FLASH
+
+
+def _per_head(q: Tensor, heads: Tensor) -> Tensor:
+    """Return keys or values with one head for each head of the queries."""
+    count = q.shape[1] // heads.shape[1]
+    return heads.repeat_interleave(count, 1) if count > 1 else heads
+
+
+def _shared(gradient: Tensor, count: int) -> Tensor:
+    """Return the gradient of ``count`` heads, each of which was read by as many heads of
+    queries."""
+    if gradient.shape[1] == count:
+        return gradient
+    return gradient.unflatten(1, (count, -1)).sum(2)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return output and l of (1); several heads of queries may share one of keys and values."""
+    k, v = _per_head(q, k), _per_head(q, v)
+    match kernel_of(q, mask):
+        case Kernel.CPU:
+            result = aten._scaled_dot_product_flash_attention_for_cpu.default(
+                q, k, v, 0.0, causal, scale=scale
+            )
+        case Kernel.FLASH:
+            result = aten._scaled_dot_product_flash_attention.default(
+                q, k, v, 0.0, causal, scale=scale
+            )
+        case Kernel.EFFICIENT:
+            result = aten._scaled_dot_product_efficient_attention.default(
+                q, k, v, None, True, 0.0, causal, scale=scale
+            )
+        case Kernel.WRITTEN_OUT:
+            return math_forward(q, k, v, causal, mask, scale)
+    out, total = result[:2]
+    return out, total[..., : q.shape[2]]
 
 
 def math_forward(
@@ -107,18 +161,36 @@ def backward(
     v: Tensor,
     out: Tensor,
     total: Tensor,
-    dropout: float,
     causal: bool,
-    *,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
-) -> Any:
-    """Return the gradients of (2); use the CPU's own kernel on a CPU."""
-    if q.is_cpu:
-        return aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
-            grad, q, k, v, out, total, dropout, causal, attn_mask=attn_mask, scale=scale
-        )
-    return math_backward(grad, q, k, v, out, total, causal, attn_mask, scale)
+    mask: Tensor | None,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of (2) for l and an output that may also count other keys."""
+    key_heads = k.shape[1]
+    operands = (grad, q, _per_head(q, k), _per_head(q, v))
+    match kernel_of(q, mask):
+        case Kernel.CPU:
+            result = aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
+                *operands, out, total, 0.0, causal, scale=scale
+            )
+        case Kernel.FLASH:
+            seed = torch.empty(2, dtype=torch.uint64, device=q.device)  # unused without dropout
+            lengths = (None, None, q.shape[2], k.shape[2])
+            result = aten._scaled_dot_product_flash_attention_backward.default(
+                *operands, out, total, *lengths, 0.0, causal, seed, seed[:0], scale=scale
+            )
+        case Kernel.EFFICIENT:
+            seed = torch.empty((), dtype=torch.int64, device=q.device)  # unused without dropout
+            missing = -q.shape[2] % _EFFICIENT_ROWS
+            total = F.pad(total, (0, missing), value=float("inf"))
+            wanted = [True, True, True, False]
+            result = aten._scaled_dot_product_efficient_attention_backward.default(
+                *operands, None, out, total, seed, seed, 0.0, wanted, causal, scale=scale
+            )
+        case Kernel.WRITTEN_OUT:
+            result = math_backward(*operands, out, total, causal, mask, scale)
+    of_queries, of_keys, of_values = result[:3]
+    return of_queries, _shared(of_keys, key_heads), _shared(of_values, key_heads)
 
 
 def math_backward(

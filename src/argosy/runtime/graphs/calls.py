@@ -38,7 +38,8 @@ def function(op: str) -> Callable[..., Any]:
         return attention.FUNCTIONS[op]
     namespace, name, overload = op.split(".")
     if namespace == "argosy":
-        import argosy.workload.capture.decompose  # noqa: F401 (registers the operation)
+        import argosy.workload.capture.decompose
+        import argosy.workload.capture.experts  # noqa: F401 (registers an operation)
     function: Callable[..., Any] = getattr(getattr(getattr(torch.ops, namespace), name), overload)
     return function
 

@@ -334,14 +334,6 @@ class GraphCut:
             yield Problem(node.source or node.name, actual, expected, suggestion=suggestion)
 
 
-def _is_same(op: str, recorded: str) -> bool:
-    """Return whether two operations compute the same; torch has several kernels of attention, by
-    dtype and device."""
-    return op == recorded or all(
-        name.startswith("aten._scaled_dot_product_") for name in (op, recorded)
-    )
-
-
 def aligned(
     forward: Forward, stages: Sequence[int], plain: Forward | None = None
 ) -> tuple[int, ...]:
@@ -353,14 +345,19 @@ def aligned(
     expected = [node.op for node in (plain or forward).graph.nodes if node.op not in ADDED]
     if len(expected) != len(stages):
         actual = f"{len(stages)} operations"
-        raise invalid("cut", actual, f"{len(expected)}, the forward of the program")
+        raise invalid(
+            "cut",
+            actual,
+            f"{len(expected)}, the forward of the program",
+            suggestion="make the plan from the model and batch that are trained",
+        )
     result: list[int] = []
     at = 0
     for node in forward.graph.nodes:
         before = [
             result[forward.graph.producer[v]] for v in node.inputs if v in forward.graph.producer
         ]
-        if node.op not in ADDED and at < len(expected) and _is_same(node.op, expected[at]):
+        if node.op not in ADDED and at < len(expected) and node.op == expected[at]:
             result.append(stages[at])
             at += 1
         elif node.op in ADDED or node.op == _CAST:

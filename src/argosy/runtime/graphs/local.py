@@ -65,6 +65,9 @@ class LocalCall:
 
     @cached_property
     def rows(self) -> tuple[int, int]:
-        """Return the first row and the number of rows that this device holds."""
-        counts = unit_counts(self.row.inputs[0].units, self.ratios)
-        return sum(counts[: self.rank]), counts[self.rank]
+        """Return the first row or class that this device holds of the first input, and how
+        many."""
+        state = self.row.inputs[0]
+        counts = unit_counts(state.units, self.ratios)
+        per_unit = self.graph.values[self.node.inputs[0]].shape[state.dim] // state.units
+        return per_unit * sum(counts[: self.rank]), per_unit * counts[self.rank]

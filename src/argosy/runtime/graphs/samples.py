@@ -298,7 +298,7 @@ class _Divider:
             place = self.result.places[value]
             label = labels[place.dim]
             outer, rest = divmod(place.outer, (pattern.stretched or {}).get((at, label), 1))
-            if not label or rest or label == pattern.by_rows:
+            if not label or rest or label in pattern.local:
                 return None
             indices.add((label, outer))
         if len(indices) != 1:

@@ -30,13 +30,15 @@ _USES = {
     "optimizer": "optimizer(parameters)",
     "scheduler": "scheduler(optimizer)",
     "data": "data(step)",
+    "callbacks": "callbacks = [function, ...]",
 }
-"""Names that a program may define beside ``build``, and how a run calls them."""
+"""Names that a program may define beside ``build``, and how a run uses them."""
 _SYNONYMS = {
     "lr_scheduler": "scheduler",
     "optimiser": "optimizer",
     "dataloader": "data",
     "loader": "data",
+    "callback": "callbacks",
 }
 """Other names that users give to these functions, and the names that a run uses."""
 _OBJECTS = {
@@ -150,6 +152,15 @@ def load_program(text: str, *, trains: bool = False) -> UserProgram:
     )
 
 
+def check_loader(program: UserProgram, global_batch: int) -> None:
+    """Raise an ``InputError`` if a DataLoader makes batches that are not the plan's; the last one
+    of an epoch may be short."""
+    size = getattr(program.data, "batch_size", None)
+    if _is_a(program.data, _LOADER) and size not in (None, global_batch):
+        expected = f"batch_size={global_batch}, the plan's global batch"
+        raise invalid("data", f"a DataLoader with batch_size={size}", expected)
+
+
 def _mistakes(path: Path, public: Mapping[str, Any], build: str) -> dict[str, tuple[str, str]]:
     """Return by name what a program defines and a run would ignore or cannot use, as a pair: what
     was found and what is expected."""
@@ -198,22 +209,26 @@ def _wrong_data(data: object) -> str | None:
 
 def _misspelt(path: Path, public: Mapping[str, Any], build: str) -> dict[str, tuple[str, str]]:
     """Return the functions of the file that nothing calls and whose names are close to those that a
-    run would call."""
+    run would use."""
     missing = [name for name in _USES if name not in public]
     loaded = {
-        node.id for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Name)
+        node.id
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
     }
     misspelt = {}
     for key, value in public.items():
         is_own = getattr(value, "__module__", None) == f"argosy_program_{path.stem}" and callable(
             value
         )
-        if not is_own or isinstance(value, type) or key == build or key in loaded:
+        is_list = isinstance(value, list) and value and all(map(callable, value))
+        if not (is_own or is_list) or isinstance(value, type) or key == build or key in loaded:
             continue
         near = closest(key, missing) if len(key) > 4 else None
         meant = _SYNONYMS.get(key.lower()) or next(
             (name for name in missing if near and f'"{name}"' in near), None
         )
         if meant in missing:
-            misspelt[key] = "a function that nothing calls", f"the name in {_USES[meant]}"
+            found = "functions that nothing calls" if is_list else "a function that nothing calls"
+            misspelt[key] = found, f"the name in {_USES[meant]}"
     return misspelt

@@ -31,7 +31,7 @@ from argosy.document import JsonObject
 from argosy.errors import ArgosyError, Problem, RunError, raise_any
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
-from argosy.plan.runnable import max_width_after
+from argosy.plan.runnable import splits_after
 from argosy.runtime.job.adapting import Adapter
 from argosy.runtime.job.agreement import (
     Facts,
@@ -42,7 +42,7 @@ from argosy.runtime.job.agreement import (
 )
 from argosy.runtime.job.built import model_facts, settings_facts, updating_facts
 from argosy.runtime.job.metrics import Metrics, serve
-from argosy.runtime.job.program import UserProgram, load_program, split_name
+from argosy.runtime.job.program import UserProgram, check_loader, load_program, split_name
 from argosy.runtime.processes.emulated import join_device, say_ready
 from argosy.runtime.processes.failure import ElsewhereError, ending_after, leave_note, told
 from argosy.runtime.processes.hardware import check_hardware
@@ -120,6 +120,7 @@ def work(spec: RunSpec, plan: Plan, rank: int) -> None:
     if not spec.any_device:
         check_hardware(plan, rank)
     program = load_program(spec.program, trains=True)
+    check_loader(program, plan.global_batch)
     join(plan, patience=datetime.timedelta(seconds=spec.patience))
     compare(given_facts(spec, plan), plan)
     trainer, data = prepare(program, plan, spec)
@@ -272,7 +273,7 @@ def adapter_of(trainer: Trainer, spec: RunSpec, tell: Callable[[JsonObject], Non
         limits=ControllerLimits(reach=spec.adapt, horizon=spec.horizon, min_gain=spec.min_gain),
         roster=trainer.roster,
         undivided=() if trainer.making is None else trainer.making.source.undivided,
-        max_width=max_width_after(plan, is_compiled=spec.compile_stages),
+        splits=splits_after(plan, is_compiled=spec.compile_stages),
     )
     return Adapter(trainer, brief, tell)
 

@@ -8,11 +8,12 @@ whose device a plan does not use is idle.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from argosy.plan.plan import Plan, Replica
+from argosy.plan.plan import Plan, Replica, Stage
 from argosy.schedule.action import worker_of as hosting_worker
 
 Channel = tuple[int, int, bool]
@@ -45,6 +46,18 @@ class Seat:
     @property
     def samples(self) -> int:
         return self.end - self.begin
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertSeat:
+    """A place that a rank has among the devices that hold all experts of a stage together."""
+
+    place: int
+    """The index of its holder, a tensor-parallel group or a device, in the group of holders."""
+    member: int
+    """Its index in the holder, by rank."""
+    ratios: tuple[float, ...]
+    """The shares of the holder's devices in its experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,23 +129,65 @@ def members_of(
     )
 
 
-def place_of(plan: Plan, seat: Seat) -> int:
-    """Return a seat's index in its group of replicas that share experts."""
-    return seat.replica % plan.stages[seat.stage].expert
+def parts_of(
+    plan: Plan, stage: Stage, replica: Replica, roster: Sequence[str] | None = None
+) -> tuple[tuple[tuple[int, float], ...], ...]:
+    """Return the tensor-parallel group of each part of a replica's sequence, as ``members_of``; the
+    parts are in the order of their first ranks."""
+    rank = {device: index for index, device in enumerate(roster or devices_by_rank(plan))}
+    members = [(rank[device], share) for device, share in replica.members]
+    width = replica.width // stage.context
+    rows = (tuple(sorted(members[at : at + width])) for at in range(0, len(members), width))
+    return tuple(sorted(rows))
+
+
+def grid_ranks(
+    plan: Plan, stage: int, roster: Sequence[str] | None = None
+) -> list[tuple[int, ...]]:
+    """Return the ranks of each row and each column of a stage whose parts of a sequence have
+    several devices: of each part, and of the devices with the same place in all parts."""
+    own = plan.stages[stage]
+    groups: list[tuple[int, ...]] = []
+    for replica in own.replicas if own.context > 1 and not own.parts_are_alone else ():
+        rows = [tuple(rank for rank, _ in part) for part in parts_of(plan, own, replica, roster)]
+        groups += [*rows, *zip(*rows, strict=True)]
+    return groups
+
+
+def holders_of(
+    plan: Plan, stage: int, roster: Sequence[str] | None = None
+) -> list[tuple[tuple[int, float], ...]]:
+    """Return the tensor-parallel groups that hold a stage's weights, as ``parts_of``: those of all
+    parts of all replicas."""
+    own = plan.stages[stage]
+    return [part for replica in own.replicas for part in parts_of(plan, own, replica, roster)]
+
+
+def expert_seats(
+    plan: Plan, stage: int, roster: Sequence[str] | None = None
+) -> dict[int, ExpertSeat]:
+    """Return the place of each rank among the devices that share the experts of a stage."""
+    seats = {}
+    for holder, members in enumerate(holders_of(plan, stage, roster)):
+        total = math.fsum(share for _, share in members)
+        ratios = tuple(share / total for _, share in members)
+        for member, (rank, _) in enumerate(members):
+            place = holder % plan.stages[stage].expert
+            seats[rank] = ExpertSeat(place=place, member=member, ratios=ratios)
+    return seats
 
 
 def expert_ranks(
     plan: Plan, stage: int, roster: Sequence[str] | None = None
 ) -> list[tuple[int, ...]]:
-    """Return the ranks of each group of replicas that share the experts of a stage."""
+    """Return the ranks that send each other tokens: those with the same place in the holders of a
+    group that shares the experts of a stage."""
     expert = plan.stages[stage].expert
-    seats = seats_of(plan, roster)[stage]
     if expert == 1:
         return []
-    return [
-        tuple(sorted(s.rank for s in seats if s.replica // expert == at))
-        for at in range(len(seats) // expert)
-    ]
+    holders = [tuple(rank for rank, _ in part) for part in holders_of(plan, stage, roster)]
+    groups = (holders[at : at + expert] for at in range(0, len(holders), expert))
+    return [tuple(sorted(column)) for group in groups for column in zip(*group, strict=True)]
 
 
 def links_between(seat: Seat, others: tuple[Seat, ...], *, sending: bool) -> tuple[PeerLink, ...]:

@@ -22,38 +22,56 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from argosy.cluster.file import cluster_from_content
-from argosy.cost.group import device_group
 from argosy.dtype import Dtype
-from argosy.errors import InputError, RunError, invalid
+from argosy.errors import InputError, RunError
 from argosy.plan.group_program import GroupProgram
-from argosy.plan.plan import Plan, Stage
+from argosy.plan.plan import Plan
 from argosy.runtime.communication.boxes import TensorBox, boxes_of
 from argosy.runtime.communication.exchange import GroupExchange
 from argosy.runtime.communication.marks import Exchanging, untold
 from argosy.runtime.graphs.cut import ADDED, GraphCut, aligned
-from argosy.runtime.processes.ranks import devices_by_rank, members_of, seats_of
+from argosy.runtime.processes.ranks import (
+    Seat,
+    devices_by_rank,
+    grid_ranks,
+    parts_of,
+    seats_of,
+)
 from argosy.runtime.processes.world import gather_texts
+from argosy.runtime.sources.expert_sharing import ExpertSharing
 from argosy.runtime.sources.recipe import Recipe, autocast_for
+from argosy.runtime.sources.sharing import sharings
 from argosy.runtime.stages.context_stage import (
     ContextStage,
     SequenceExchange,
     SequenceSharing,
     sequence_sharing,
+    sequence_states,
 )
-from argosy.runtime.stages.graph_stage import GraphStage, graph_weights, owner, segments_with
+from argosy.runtime.stages.graph_stage import (
+    GraphStage,
+    expert_modules_of,
+    graph_weights,
+    owner,
+    segments_with,
+)
+from argosy.runtime.stages.grid_stage import GridExchanges, GridSharing, GridStage
 from argosy.runtime.stages.parameters import Catalogue, Places, Weight, buffer_places
-from argosy.runtime.stages.tensor_stage import Sharing, TensorStage
+from argosy.runtime.stages.tensor_stage import TensorStage
 from argosy.runtime.weights.holding import seats_in_group
 from argosy.runtime.weights.summing import Groups
 from argosy.solve.program_plans import CapturedProgram
+from argosy.solve.programs.sequence import sequence_length
+from argosy.solve.programs.sequence_segments import with_sequence_parts
 from argosy.solve.programs.stagecut import cut_graph
 from argosy.space.operations.segments import chain_of_step
 from argosy.space.operations.sharding import REPLICATED, State
 from argosy.workload.capture.forward import COUNTS, Forward, capture_forward
 from argosy.workload.capture.initial import FakeModel, build_fake
 from argosy.workload.capture.trace import Build, capture_fake, num_samples
+from argosy.workload.chain import Chain
 from argosy.workload.graph import Graph
+from argosy.workload.part import forward_order
 
 _DTYPES = {"float16": Dtype.FP16, "bfloat16": Dtype.BF16}
 """Dtypes of a plan by torch's names; any other dtype counts as fp32."""
@@ -78,7 +96,6 @@ class GraphSource:
     ) -> None:
         self.recipe, self.plan, self.forward = recipe, plan, captured.forward
         forward, plain, self.layers = captured.forward, captured.plain, captured.layers
-        _refuse_experts(plan)
         planned = plan.operation_layers if cut == plan.cut else None
         layer_of = None if planned is None else aligned(forward, planned, plain)
         if cut is None and self.layers:
@@ -96,6 +113,12 @@ class GraphSource:
             [len(stage.replicas) for stage in plan.stages], plan.num_micro_batches
         )
         self.weights = graph_weights(captured.catalogue, self.cut)
+        self.experts = ExpertSharing(
+            plan,
+            recipe.roster,
+            captured.catalogue.experts,
+            expert_modules_of(self.cut, recipe.model),
+        )
         self.shared = sharings(plan, self.cut, recipe.roster)
         """By stage and replica, how its tensor-parallel group shares it."""
         self.sequences = self._sequences()
@@ -147,13 +170,25 @@ class GraphSource:
         )
 
     def held(self, weight: Weight) -> dict[int, tuple[TensorBox, ...]]:
+        experts = self.experts.held(weight)
+        if experts is not None:
+            return experts
         boxes: dict[int, tuple[TensorBox, ...]] = {}
         seats = seats_of(self.plan, self.recipe.roster)
         for seat in (seat for stage in weight.stages for seat in seats[stage]):
             state = self.stored(weight, seat.stage, seat.replica)
             ratios = self.shared[seat.stage, seat.replica].ratios if state.is_sharded else ()
-            boxes[seat.rank] = boxes_of(weight.shape, state, ratios, seat.member)
+            boxes[seat.rank] = boxes_of(weight.shape, state, ratios, self._column(seat))
         return boxes
+
+    def _column(self, seat: Seat) -> int:
+        """Return a seat's index in its tensor-parallel group."""
+        stage = self.plan.stages[seat.stage]
+        replica = stage.replicas[seat.replica]
+        parts = parts_of(self.plan, stage, replica, self.recipe.roster)
+        return next(
+            part.index(member) for part in parts for member in part if member[0] == seat.rank
+        )
 
     def num_users(self, weight: Weight) -> int:
         """Return the number of segments of its stage that read a weight."""
@@ -175,12 +210,19 @@ class GraphSource:
     def programs(
         self, rank: int, stages: Sequence[int], groups: Groups, exchanging: Exchanging = untold
     ) -> dict[int, GraphStage]:
-        return {index: self._program(index, rank, groups, exchanging) for index in stages}
+        self.experts.install(rank, stages, groups, exchanging)
+        programs = {index: self._program(index, rank, groups, exchanging) for index in stages}
+        autocast = autocast_for(self.plan.model.dtype, self.recipe.model.parameters())
+        for program in programs.values():
+            program.autocast = autocast
+        return programs
 
     def _program(self, index: int, rank: int, groups: Groups, exchanging: Exchanging) -> GraphStage:
         recipe, recompute = self.recipe, self.plan.stages[index].recompute
         seats = seats_in_group(self.plan, index, recipe.roster)
         at, ranks = next((at, ranks) for at, ranks in enumerate(seats) if rank in ranks)
+        if (index, at) in self.sequences and (index, at) in self.shared:
+            return self._grid(index, at, rank, groups, exchanging)
         if (index, at) in self.sequences:
             parts = self.sequences[index, at]
             own = SequenceExchange(parts.parts, groups[ranks], exchanging)
@@ -213,16 +255,24 @@ class GraphSource:
             seed=recipe.seed,
         )
 
-
-def _refuse_experts(plan: Plan) -> None:
-    for index, stage in enumerate(plan.stages):
-        if stage.expert > 1:
-            path, actual = f"stages[{index}].expert", str(stage.expert)
-            expected = (
-                "1 in stages of operations; "
-                "experts are shared out in stages of layers, one device each"
-            )
-            raise invalid(path, actual, expected)
+    def _grid(
+        self, index: int, at: int, rank: int, groups: Groups, exchanging: Exchanging
+    ) -> GridStage:
+        recipe, stage, sharing = self.recipe, self.plan.stages[index], self.shared[index, at]
+        assert isinstance(sharing, GridSharing)
+        lines = [ranks for ranks in grid_ranks(self.plan, index, recipe.roster) if rank in ranks]
+        row, column = (groups[ranks] for ranks in lines)
+        return GridStage(
+            sharing,
+            GridExchanges(
+                GroupExchange(sharing.ratios, row, exchanging),
+                SequenceExchange(self.sequences[index, at].parts, column, exchanging),
+            ),
+            recipe.model,
+            recompute=stage.recompute,
+            device=recipe.device,
+            seed=recipe.seed,
+        )
 
 
 def by_layers(forward: Forward, model: nn.Module, layers: Sequence[nn.Module]) -> tuple[int, ...]:
@@ -275,15 +325,36 @@ def capture_program(
     forward, samples = forward_of(fake), num_samples(fake)
     captured = max(samples, COUNTS[0])
     graph = capture_fake(fake, name=name, samples=None if captured == samples else captured)
+    chain = chain_of_step(graph, captured, dtype or _own_dtype(graph), powersgd=powersgd)
     return CapturedProgram(
         graph=graph,
-        chain=chain_of_step(graph, captured, dtype or _own_dtype(graph), powersgd=powersgd),
+        chain=_with_sequence_parts(chain, forward, graph, captured),
         samples=samples,
         captured=captured,
         mixes=mixes_samples(forward),
         divides=lambda plan: divides(forward, plan),
         programs=lambda plan: group_programs(fake, plan),
     )
+
+
+def _with_sequence_parts(chain: Chain, forward: Forward, graph: Graph, captured: int) -> Chain:
+    """Return the chain of a step with the parts into which a run can cut its sequences; unchanged
+    if it has none that can be cut."""
+    try:
+        length = sequence_length(forward.graph)
+    except InputError:
+        return chain
+    cut = GraphCut(forward, [0] * len(forward.graph.nodes), 1)
+    states = sequence_states(cut, length, captured, captured)
+    ends = [(layer.operations or (0, 0)) for layer in chain.layers]
+    layers = [at for at, (first, end) in enumerate(ends) for _ in range(first, end)]
+    kept = set()
+    step = (graph.nodes[node] for node in forward_order(graph))
+    own = (node for node in forward.graph.nodes if node.op not in ADDED)
+    for node, twin in zip(step, own, strict=True):
+        pairs = zip(node.outputs, twin.outputs, strict=False)
+        kept |= {here for there, here in pairs if there in graph.kept and here is not None}
+    return with_sequence_parts(chain, states, aligned(forward, layers), kept, captured)
 
 
 def _own_dtype(graph: Graph) -> Dtype:
@@ -309,67 +380,6 @@ def divides(forward: Forward, plan: Plan) -> bool:
     return True
 
 
-def sharings(plan: Plan, cut: GraphCut, roster: Sequence[str]) -> dict[tuple[int, int], Sharing]:
-    """By stage and replica, how tensor-parallel groups share it.
-
-    Each group cuts a weight of several stages as it likes, and gradients are summed region by
-    region. Only if a device has several of these stages, it holds the weight whole, because it has
-    one copy for all of them.
-    """
-    values = cut.graph.values
-    readers: dict[str, list[int]] = {}
-    for index, part in enumerate(cut.parts):
-        for name in {values[weight].name for weight in part.weights}:
-            readers.setdefault(name, []).append(index)
-    repeated = {name for name, stages in readers.items() if _on_one_device(plan, stages)}
-    whole = frozenset(
-        value for part in cut.parts for value in part.weights if values[value].name in repeated
-    )
-    whole |= {value for value, _ in cut.graph.updates}
-    by_replica: dict[tuple[int, int], Sharing] = {}
-    for index, stage in enumerate(plan.stages):
-        alike: dict[tuple[float, ...], Sharing] = {}
-        for at, replica in enumerate(stage.replicas):
-            if replica.width == stage.context:
-                continue
-            members = members_of(plan, replica, roster)
-            ratios = tuple(share for _, share in members)
-            if ratios not in alike:
-                cluster = cluster_from_content(plan.cluster.content)
-                group = device_group(
-                    cluster, [roster[rank] for rank, _ in members], plan.model.dtype
-                )
-                most = max(member.samples for member in stage.replicas)
-                layers, records = range(stage.first, stage.end), _records(plan, stage, ratios)
-                alike[ratios] = Sharing(
-                    cut, index, group, ratios, most, plan.global_batch, layers, whole, records
-                )
-            by_replica[index, at] = alike[ratios]
-    return by_replica
-
-
-def _on_one_device(plan: Plan, stages: Sequence[int]) -> bool:
-    """Return whether a device has more than one of some stages."""
-    devices = [
-        name
-        for stage in stages
-        for replica in plan.stages[stage].replicas
-        for name in replica.devices
-    ]
-    return len(set(devices)) < len(devices)
-
-
-def _records(plan: Plan, stage: Stage, ratios: tuple[float, ...]) -> dict[int, GroupProgram]:
-    """Return the programs that the plan records for groups with these ratios in a stage, by number
-    of samples."""
-    wanted = (stage.first, stage.end, ratios)
-    return {
-        program.samples: program
-        for program in plan.programs
-        if (program.first, program.end, program.ratios) == wanted
-    }
-
-
 def group_programs(fake: FakeModel, plan: Plan) -> tuple[GroupProgram, ...]:
     """Return the programs of the tensor-parallel groups of a plan for a captured model, which the
     runtime executes as they are."""
@@ -387,6 +397,8 @@ def group_programs(fake: FakeModel, plan: Plan) -> tuple[GroupProgram, ...]:
         replace(plan, programs=()), cut, devices_by_rank(plan)
     ).items():
         samples = plan.stages[index].replicas[at].samples
+        if isinstance(sharing, GridSharing):
+            continue
         if (index, sharing.ratios, samples) not in programs:
             programs[index, sharing.ratios, samples] = sharing.record(samples)
     return tuple(programs.values())

@@ -75,7 +75,7 @@ def make_updating(
         actual = "a scheduler from optimizer(parameters) and another from scheduler(optimizer)"
         raise invalid("scheduler", actual, "one scheduler")
     rates = made_with if scheduler is None else scheduler(optimizer)
-    if rates is None:
+    if rates is None and scheduler is None:
         return Updating(optimizer)
     if not isinstance(rates, LRScheduler) or isinstance(rates, ReduceLROnPlateau):
         expected = (

@@ -12,12 +12,12 @@ from torch import nn
 
 from argosy.errors import invalid
 from argosy.plan.plan import Plan
-from argosy.runtime.communication.boxes import TensorBox, boxes_of, rows
+from argosy.runtime.communication.boxes import TensorBox, rows
 from argosy.runtime.communication.marks import Exchanging, untold
-from argosy.runtime.processes.ranks import expert_ranks, place_of, seats_of
+from argosy.runtime.processes.ranks import seats_of
+from argosy.runtime.sources.expert_sharing import ExpertSharing
 from argosy.runtime.sources.mixing import check_mixing, undivided
 from argosy.runtime.sources.recipe import Recipe, autocast_for
-from argosy.runtime.stages.experts import ExpertGroup
 from argosy.runtime.stages.parameters import (
     Catalogue,
     Places,
@@ -29,7 +29,6 @@ from argosy.runtime.stages.parameters import (
 from argosy.runtime.stages.stage import LayerStage, StageProgram
 from argosy.runtime.weights.holding import Keeping, Proportions, keeping
 from argosy.runtime.weights.summing import Groups
-from argosy.space.operations.sharding import sharded
 
 
 class StageSource(Protocol):
@@ -74,19 +73,11 @@ class LayerSource:
         self.recipe, self.layers, self.plan = recipe, tuple(layers), plan
         self.catalogue = catalogue
         self.weights = weights_of(catalogue, layers, plan)
-        sharing = [index for index, stage in enumerate(plan.stages) if stage.expert > 1]
-        self.experts = {index: self._find_experts(index) for index in sharing}
-        """The modules of experts, by stage that shares them."""
-
-    def _find_experts(self, stage: int) -> tuple[nn.Module, ...]:
-        """Return the modules of experts in a stage that shares them; raise an ``InputError`` if
-        there are none."""
-        experts = self.catalogue.experts.within(self._layers(stage))
-        if not experts:
-            path = f"stages[{stage}].expert"
-            expected = "a module with num_experts, and that many entries in its parameters"
-            raise invalid(path, "layers without experts", expected)
-        return experts
+        modules = {
+            index: catalogue.experts.within(self._layers(index))
+            for index in range(len(plan.stages))
+        }
+        self.experts = ExpertSharing(plan, recipe.roster, catalogue.experts, modules)
 
     @property
     def undivided(self) -> tuple[int, ...]:
@@ -101,19 +92,9 @@ class LayerSource:
 
     def held(self, weight: Weight) -> dict[int, tuple[TensorBox, ...]]:
         """Return the whole weight for every rank of its stages, or each rank's experts."""
+        experts = self.experts.held(weight)
         ranks = ranks_holding(weight, self.plan, self.recipe.roster)
-        counts = {self.catalogue.experts.count(module) for module, _ in weight.places}
-        if counts == {0} or self.experts.keys().isdisjoint(weight.stages):
-            return dict.fromkeys(ranks, rows(0, weight.shape))
-        if len(weight.stages) > 1 or len(counts) > 1:
-            expected = "experts of one layer in one stage, to share them out"
-            raise invalid(weight.name, "a weight that is tied", expected)
-        stage, cut = weight.stages[0], sharded(0, counts.pop())
-        shares = self.plan.stages[stage].expert_shares
-        return {
-            seat.rank: boxes_of(weight.shape, cut, shares, place_of(self.plan, seat))
-            for seat in seats_of(self.plan, self.recipe.roster)[stage]
-        }
+        return dict.fromkeys(ranks, rows(0, weight.shape)) if experts is None else experts
 
     def buffers(self, stages: Sequence[int]) -> Places:
         return buffer_places(layer for stage in stages for layer in self._layers(stage))
@@ -121,10 +102,7 @@ class LayerSource:
     def programs(
         self, rank: int, stages: Sequence[int], groups: Groups, exchanging: Exchanging = untold
     ) -> dict[int, LayerStage]:
-        self.catalogue.experts.restore()
-        for index in stages:
-            if index in self.experts:
-                self._share_experts(index, rank, groups, exchanging)
+        self.experts.install(rank, stages, groups, exchanging)
         autocast = autocast_for(self.plan.model.dtype, self.recipe.model.parameters())
         return {
             index: LayerStage(
@@ -141,22 +119,6 @@ class LayerSource:
             )
             for index in stages
         }
-
-    def _share_experts(self, index: int, rank: int, groups: Groups, exchanging: Exchanging) -> None:
-        roster = self.recipe.roster
-        ranks = next(ranks for ranks in expert_ranks(self.plan, index, roster) if rank in ranks)
-        place = {
-            seat.rank: place_of(self.plan, seat) for seat in seats_of(self.plan, roster)[index]
-        }
-        group = ExpertGroup(
-            shares=self.plan.stages[index].expert_shares,
-            places=tuple(place[member] for member in ranks),
-            member=ranks.index(rank),
-            group=groups[ranks],
-            exchanging=exchanging,
-        )
-        for module in self.experts[index]:
-            self.catalogue.experts.share_out(module, group)
 
     def _layers(self, stage: int) -> tuple[nn.Module, ...]:
         return self.layers[self.plan.stages[stage].first : self.plan.stages[stage].end]

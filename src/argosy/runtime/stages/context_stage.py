@@ -7,6 +7,7 @@ parts; all others send whole values, of which a device of this stage takes its t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,12 +17,12 @@ import torch
 from torch import Tensor
 
 from argosy.errors import invalid
-from argosy.plan.plan import Plan, Replica
+from argosy.plan.plan import Plan, Replica, Stage
 from argosy.runtime.communication.collectives import GatherBy, Group
 from argosy.runtime.communication.exchange import GroupExchange
 from argosy.runtime.communication.marks import Exchanging
 from argosy.runtime.graphs.cut import GraphCut
-from argosy.runtime.processes.ranks import members_of
+from argosy.runtime.processes.ranks import parts_of
 from argosy.runtime.stages.ring import SequenceRing, Setting, ring_attention
 from argosy.runtime.stages.tensor_stage import TensorStage, stage_graph
 from argosy.solve.programs.recorded import GroupSteps
@@ -71,22 +72,7 @@ class SequenceSharing:
         return self._states_at(2)
 
     def _states_at(self, samples: int) -> SequenceStates:
-        forward, graph = self.cut.forward, self.cut.graph
-        values = tuple(
-            replace(value, shape=forward.shape(at, samples))
-            for at, value in enumerate(graph.values)
-        )
-        whole = Graph(
-            name=graph.name,
-            values=values,
-            nodes=forward.nodes(samples, self.total),
-            loss=graph.loss,
-            gradients=(),
-            constants=graph.constants,
-            own_gradients=graph.own_gradients,
-        )
-        sample_dims = {value: place.dim for value, place in self.cut.places.items()}
-        return SequenceStates(whole, self.parts.length, sample_dims)
+        return sequence_states(self.cut, self.parts.length, samples, self.total)
 
     def steps(self, samples: int) -> GroupSteps:
         """Return the steps that the devices run for a number of samples."""
@@ -99,6 +85,25 @@ class SequenceSharing:
                 graph, part.operations, ratios=self.ratios, received=self.stored, whole=whole
             )
         return self._steps[samples]
+
+
+def sequence_states(cut: GraphCut, length: int, samples: int, total: int) -> SequenceStates:
+    """Return the states of a forward on parts of its sequence, for ``samples`` of ``total``."""
+    forward, graph = cut.forward, cut.graph
+    values = tuple(
+        replace(value, shape=forward.shape(at, samples)) for at, value in enumerate(graph.values)
+    )
+    whole = Graph(
+        name=graph.name,
+        values=values,
+        nodes=forward.nodes(samples, total),
+        loss=graph.loss,
+        gradients=(),
+        constants=graph.constants,
+        own_gradients=graph.own_gradients,
+    )
+    sample_dims = {value: place.dim for value, place in cut.places.items()}
+    return SequenceStates(whole, length, sample_dims)
 
 
 class SequenceExchange(GroupExchange):
@@ -136,17 +141,26 @@ def _selected(whole: Tensor, state: State, tokens: Tensor) -> Tensor:
 class ContextStage(TensorStage):
     """A stage that computes one device's tokens."""
 
-    exchange: SequenceExchange
+    @property
+    def column(self) -> SequenceExchange:
+        """Return the exchange between the parts of the sequence."""
+        assert isinstance(self.exchange, SequenceExchange)
+        return self.exchange
 
     @cached_property
     def ring(self) -> SequenceRing:
-        exchange = self.exchange
+        exchange = self.column
         return SequenceRing(exchange.parts, exchange.group, exchange.rank, exchange.exchanging)
+
+    def origin(self, value: int) -> int:
+        """Return the number that a value of a call has in the stage."""
+        return value
 
     def around_ring(self, node: GraphNode, args: list[Any], keywords: dict[str, Any]) -> Any:
         q, k, v = args[:3]
         causal = len(args) > 4 and args[4]
-        groups = min(repeated_heads(self.cut.graph, value) for value in node.inputs[1:3])
+        heads = [self.origin(value) for value in node.inputs[1:3]]
+        groups = min(repeated_heads(self.cut.graph, value) for value in heads)
         setting = Setting(bool(causal), keywords.get("scale"), groups)
         return ring_attention(q, k, v, keywords.get("attn_mask"), self.ring, setting), None
 
@@ -156,7 +170,7 @@ def sequence_sharing(
 ) -> SequenceSharing:
     """Return how a replica runs a stage that divides the sequence; raise an ``InputError`` if the
     program's sequence cannot be divided."""
-    shares = _shares(plan, replica, roster)
+    shares = _shares(plan, plan.stages[index], replica, roster)
     length = sequence_length(cut.graph)
     if length < 2 * len(shares):
         actual = f"{length} tokens"
@@ -176,15 +190,16 @@ def sequence_sharing(
     return sharing
 
 
-def _shares(plan: Plan, replica: Replica, roster: Sequence[str]) -> tuple[float, ...]:
-    return tuple(share for _, share in members_of(plan, replica, roster))
+def _shares(plan: Plan, stage: Stage, replica: Replica, roster: Sequence[str]) -> tuple[float, ...]:
+    parts = parts_of(plan, stage, replica, roster)
+    return tuple(math.fsum(share for _, share in part) for part in parts)
 
 
 def _alike(plan: Plan, index: int, roster: Sequence[str]) -> bool:
     """Return whether all replicas of a stage and of the next divide the sequence into the same
-    parts."""
+    parts, on one device each."""
     if not 0 <= index < len(plan.stages) - 1:
         return False
     pair = plan.stages[index : index + 2]
-    shares = {_shares(plan, replica, roster) for stage in pair for replica in stage.replicas}
-    return len(shares) == 1 and all(stage.context > 1 for stage in pair)
+    shares = {_shares(plan, stage, replica, roster) for stage in pair for replica in stage.replicas}
+    return len(shares) == 1 and all(stage.context > 1 and stage.parts_are_alone for stage in pair)

@@ -10,6 +10,12 @@ With e devices, each of which holds some consecutive experts:
     (2)  every device runs its own experts on the tokens it received, with weights of 1
     (3)  results are sent back the same way, multiplied by their weights and added up per token
 
+A holder of experts may be a tensor-parallel group, whose members divide its experts. Every member
+has the tokens of its group. Then
+
+    (4)  a member sends tokens only to the devices with its own place in other holders, for the
+         experts that they have. Its results are partial sums, which the group adds up
+
 A backward exchanges as much: gradients of results are sent out, gradients of tokens come back
 (``sim.tasks.exchange``, (3)).
 """
@@ -29,7 +35,10 @@ from torch import Tensor, nn
 from argosy.errors import invalid
 from argosy.runtime.communication.collectives import Group, offsets, swap_uneven
 from argosy.runtime.communication.marks import Exchanging
+from argosy.runtime.processes.ranks import ExpertSeat
+from argosy.runtime.stages.dropout import drops
 from argosy.space.operations.sharding import unit_counts
+from argosy.workload.capture.experts import captured_experts
 
 
 def expert_modules(layers: Iterable[nn.Module]) -> Iterator[nn.Module]:
@@ -73,14 +82,27 @@ class ExpertModules:
         """Return the number of experts of a module on all devices; 0 if it has none."""
         return self._whole[id(module)][1] if id(module) in self._whole else 0
 
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        """Make the call of every module one operation of a capture, in the context."""
+        with self.restored():
+            for module, count, _ in self._whole.values():
+                if drops(module):
+                    expected = "none beside tensor-parallel groups and parts of a sequence"
+                    raise invalid(type(module).__name__, "dropout in experts", expected)
+                _set(module, count, partial(_recorded, module))
+            yield
+
     def share_out(self, module: nn.Module, group: ExpertGroup) -> None:
         """Make a module, whose parameters are this device's part, send tokens to the other
         devices."""
         _, count, forward = self._whole[id(module)]
-        numbers = group.numbers(count)
-        order = torch.tensor([number for own in numbers for number in own])
+        numbers = [experts_at(count, group.shares, seat) for seat in group.seats]
+        positions = torch.full((count,), -1)
+        for position, number in enumerate(number for own in numbers for number in own):
+            positions[number] = position
         counts = [len(own) for own in numbers]
-        routed = partial(_routed, module, forward, group, counts, order.argsort())
+        routed = partial(_routed, module, forward, group, counts, positions)
         _set(module, counts[group.member], routed)
 
     def restore(self) -> None:
@@ -116,9 +138,9 @@ class ExpertGroup:
     """A group of devices that holds all experts together, as used by one of them."""
 
     shares: tuple[float, ...]
-    """The shares of the experts by place; devices hold consecutive experts in the order of
+    """The shares of the experts by place; holders have consecutive experts in the order of
     places."""
-    places: tuple[int, ...]
+    seats: tuple[ExpertSeat, ...]
     """The places of the members of the process group."""
     member: int
     """This device's index in the process group."""
@@ -128,6 +150,8 @@ class ExpertGroup:
     def swap(self, rows: Tensor, receiving: Sequence[int], sending: Sequence[int]) -> Tensor:
         """Exchange rows with all members; return the rows that they sent to this one, in their
         order."""
+        if len(self.seats) == 1:
+            return rows
         row_size = rows[0].numel() if len(rows) else torch.Size(rows.shape[1:]).numel()
         received_sizes = [count * row_size for count in receiving]
         sent_sizes = [count * row_size for count in sending]
@@ -135,12 +159,14 @@ class ExpertGroup:
             flat = swap_uneven(rows.flatten(), received_sizes, sent_sizes, group=self.group)
         return flat.view(-1, *rows.shape[1:])
 
-    def numbers(self, count: int) -> list[list[int]]:
-        """Return the numbers of the experts that each member of the process group holds, out of
-        ``count``."""
-        counts = unit_counts(count, self.shares)
-        begins = offsets(counts)
-        return [list(range(begins[place], begins[place] + counts[place])) for place in self.places]
+
+def experts_at(count: int, shares: Sequence[float], seat: ExpertSeat) -> range:
+    """Return the numbers of the experts that a device holds, out of ``count``; ``shares`` has the
+    share of each holder. A holder has at least one expert for each of its devices."""
+    counts = unit_counts(count, shares)
+    own = unit_counts(counts[seat.place], seat.ratios)
+    begin = offsets(counts)[seat.place] + offsets(own)[seat.member]
+    return range(begin, begin + own[seat.member])
 
 
 def _routed(
@@ -153,17 +179,13 @@ def _routed(
     numbers: Tensor,
     weights: Tensor,
 ) -> Tensor:
-    """Apply (1) to (3). ``counts`` holds the number of experts of each member, ``positions`` the
-    position of each expert in the order of members."""
-    if tokens.dim() != 2 or numbers.dim() != 2 or numbers.shape != weights.shape:
-        shapes = [tuple(tensor.shape) for tensor in (tokens, numbers, weights)]
-        actual = f"tensors of shapes {shapes[0]}, {shapes[1]} and {shapes[2]}"
-        expected = "tokens (t, width), numbers of experts (t, k) and their weights (t, k)"
-        raise invalid(type(module).__name__, actual, expected)
+    """Apply (1) to (4). ``counts`` holds the number of experts of each member, ``positions`` the
+    position of each expert in the order of members; -1 for one that no member has."""
+    _check_call(module, tokens, numbers, weights)
     pairs = positions.to(numbers.device)[numbers.flatten()]
-    order = pairs.argsort(stable=True)
+    order = pairs.argsort(stable=True)[int((pairs < 0).sum()) :]
     rows = order // numbers.shape[1]
-    met = torch.bincount(pairs, minlength=sum(counts))
+    met = torch.bincount(pairs[order], minlength=sum(counts))
     members, local = len(counts), counts[group.member]
     theirs = group.swap(met, [local] * members, counts).view(members, local)
     sending = [int(part.sum()) for part in met.split(list(counts))]
@@ -178,6 +200,20 @@ def _routed(
     back = _swapped(results, group, sending, receiving)
     weighted = back * weights.flatten()[order].unsqueeze(-1)
     return torch.zeros_like(tokens).index_add(0, rows, weighted.to(tokens.dtype))
+
+
+def _recorded(module: nn.Module, tokens: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+    _check_call(module, tokens, numbers, weights)
+    return captured_experts(module, tokens, numbers, weights)
+
+
+def _check_call(module: nn.Module, tokens: Tensor, numbers: Tensor, weights: Tensor) -> None:
+    """Raise an ``InputError`` if a module is not called as experts are."""
+    if tokens.dim() != 2 or numbers.dim() != 2 or numbers.shape != weights.shape:
+        shapes = [tuple(tensor.shape) for tensor in (tokens, numbers, weights)]
+        actual = f"tensors of shapes {shapes[0]}, {shapes[1]} and {shapes[2]}"
+        expected = "tokens (t, width), numbers of experts (t, k) and their weights (t, k)"
+        raise invalid(type(module).__name__, actual, expected)
 
 
 def _own_results(

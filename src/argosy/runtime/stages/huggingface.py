@@ -9,7 +9,6 @@ itself would make from it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from argosy.errors import invalid
 
-Hidden = Tensor | tuple[Tensor, Tensor]
+Hidden = Tensor | tuple[Tensor, Tensor | None]
 """Hidden states, or a pair of these and the padding mask of their sequences."""
 
 
@@ -60,28 +59,35 @@ class Inputs(nn.Module):
 
 
 class Padding:
-    """An attention mask that a causal model uses for padded sequences, computed once for all blocks
-    of a stage."""
+    """An attention mask that a model uses for padded sequences, computed once for all blocks of a
+    stage."""
 
-    def __init__(self, settings: Any) -> None:
+    def __init__(self, settings: Any, *, causal: bool = True) -> None:
         self.settings = settings
+        self.causal = causal
         self.known: tuple[Tensor, Tensor | None] | None = None
         """A padding mask, and the attention mask made from it."""
 
-    def attention_mask(self, hidden: Tensor, padding: Tensor) -> Tensor | None:
+    def attention_mask(
+        self, hidden: Tensor, padding: Tensor | None, *, source: Tensor | None = None
+    ) -> Tensor | None:
+        """Return the mask of hidden states that attend to themselves, or to a ``source``."""
+        if padding is None:
+            return self._made(hidden, None, source)
         if self.known is None or self.known[0] is not padding:
-            self.known = (padding, self._made(hidden, padding))
+            self.known = (padding, self._made(hidden, padding, source))
         return self.known[1]
 
-    def _made(self, hidden: Tensor, padding: Tensor) -> Tensor | None:
-        from transformers.masking_utils import create_causal_mask
+    def _made(self, hidden: Tensor, padding: Tensor | None, source: Tensor | None) -> Tensor | None:
+        from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
         window = getattr(self.settings, "sliding_window", None)
-        if window is not None and padding.shape[1] > window:
+        if window is not None and padding is not None and padding.shape[1] > window:
             actual = f"sequences of {padding.shape[1]} with a padding mask"
             raise invalid("model", actual, f"at most its sliding window of {window}")
         places = torch.arange(hidden.shape[1], device=hidden.device)
-        known = inspect.signature(create_causal_mask).parameters
+        create: Any = create_causal_mask if self.causal else create_bidirectional_mask
+        known = inspect.signature(create).parameters
         given: dict[str, Any] = {
             "config": self.settings,
             "inputs_embeds": hidden,
@@ -90,10 +96,9 @@ class Padding:
             "cache_position": places,
             "past_key_values": None,
             "position_ids": places[None],
+            "encoder_hidden_states": source,
         }
-        made: Any = create_causal_mask(
-            **{name: value for name, value in given.items() if name in known}
-        )
+        made: Any = create(**{name: value for name, value in given.items() if name in known})
         assert made is None or isinstance(made, Tensor), "sdpa takes a tensor"
         return made
 
@@ -114,7 +119,7 @@ class HuggingFaceBlock(nn.Module):
         if isinstance(carry, Tensor):
             return self._run(carry, {})
         hidden, padding = carry
-        assert self.padding is not None, "only causal models take padding"
+        assert self.padding is not None, "models of pixels have no padding"
         return self._run(
             hidden, {"attention_mask": self.padding.attention_mask(hidden, padding)}
         ), padding
@@ -153,17 +158,19 @@ class HuggingFaceHead(nn.Module):
 
         hidden = self.norm(carry if isinstance(carry, Tensor) else carry[0])
         logits = self.project(hidden[:, 0] if self.pools else hidden)
-        if self.pools:
-            loss = None if labels is None else self.loss(labels, logits, self.settings)
-            return ImageClassifierOutput(loss=loss, logits=logits)
         loss = None
         counted = {} if num_items_in_batch is None else {"num_items_in_batch": num_items_in_batch}
+        if self.pools:
+            if labels is not None:
+                loss = self.loss(labels, logits, self.settings, **counted)
+            return ImageClassifierOutput(loss=loss, logits=logits)
         if labels is not None:
             loss = self.loss(logits, labels, vocab_size=self.settings.vocab_size, **counted)
         return CausalLMOutput(loss=loss, logits=logits)
 
 
-def _gpt2(model: Any) -> tuple[nn.Module, ...]:
+def gpt2_layers(model: Any) -> tuple[nn.Module, ...]:
+    """Return the layers of a GPT-2."""
     inside = model.transformer
     first = Inputs(inside.wte, "input_ids", positions=inside.wpe, drop=inside.drop)
     padding = Padding(model.config)
@@ -171,7 +178,8 @@ def _gpt2(model: Any) -> tuple[nn.Module, ...]:
     return (first, *blocks, HuggingFaceHead(inside.ln_f, model.lm_head, model))
 
 
-def _rotary(model: Any) -> tuple[nn.Module, ...]:
+def rotary_layers(model: Any) -> tuple[nn.Module, ...]:
+    """Return the layers of a causal model with rotary position embeddings."""
     inside = model.model
     padding = Padding(model.config)
     blocks = [
@@ -185,24 +193,12 @@ def _rotary(model: Any) -> tuple[nn.Module, ...]:
     )
 
 
-def _vit(model: Any) -> tuple[nn.Module, ...]:
+def vit_layers(model: Any) -> tuple[nn.Module, ...]:
+    """Return the layers of a ViT that classifies images."""
     inside = model.vit
     blocks = inside.layers if hasattr(inside, "layers") else inside.encoder.layer
     head = HuggingFaceHead(inside.layernorm, model.classifier, model, pools=True)
     return (Inputs(inside.embeddings, "pixel_values"), *map(HuggingFaceBlock, blocks), head)
-
-
-FAMILIES: dict[str, Callable[[nn.Module], tuple[nn.Module, ...]]] = {
-    "GPT2LMHeadModel": _gpt2,
-    "LlamaForCausalLM": _rotary,
-    "MistralForCausalLM": _rotary,
-    "MixtralForCausalLM": _rotary,
-    "Qwen2ForCausalLM": _rotary,
-    "Qwen3ForCausalLM": _rotary,
-    "Qwen3MoeForCausalLM": _rotary,
-    "ViTForImageClassification": _vit,
-}
-"""The functions that divide a model into layers, by the name of its class."""
 
 
 def check_attention(model: nn.Module) -> None:
@@ -210,6 +206,6 @@ def check_attention(model: nn.Module) -> None:
     which only sdpa treats as causal."""
     settings = getattr(model, "config", None)
     way = getattr(settings, "_attn_implementation", None)
-    if type(model).__name__ in FAMILIES and way not in (None, "sdpa"):
+    if way not in (None, "sdpa"):
         suggestion = 'build it with attn_implementation="sdpa"'
         raise invalid("model", f"attention {way}", "sdpa", suggestion=suggestion)

@@ -4,7 +4,7 @@ A model declares its layers in one of three ways, tried in this order:
 
     (1)  it has a method ``argosy_layers()`` that returns modules, first to last;
     (2)  it is an ``nn.Sequential``: its children;
-    (3)  its class is in the table of known families (``huggingface``), or it is such a model with
+    (3)  its class is in the table of known families (``FAMILIES``), or it is such a model with
          adapters inside its layers (``peft``).
 
 Layer 0 is called with the arguments of the model; every later layer with the result of the one
@@ -16,14 +16,51 @@ skips layers, such as an encoder's output for every decoder block, is part of wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
 
 from argosy.errors import invalid
-from argosy.runtime.stages.huggingface import FAMILIES, check_attention
+from argosy.runtime.stages.huggingface import (
+    check_attention,
+    gpt2_layers,
+    rotary_layers,
+    vit_layers,
+)
+from argosy.runtime.stages.huggingface_encoders import bert_layers, t5_layers
 from argosy.workload.capture.hooks import check_hooks
+
+FAMILIES: dict[str, Callable[[nn.Module], tuple[nn.Module, ...]]] = {
+    "BertForMaskedLM": bert_layers,
+    "BertForQuestionAnswering": bert_layers,
+    "BertForSequenceClassification": bert_layers,
+    "BertForTokenClassification": bert_layers,
+    "GPT2LMHeadModel": gpt2_layers,
+    "LlamaForCausalLM": rotary_layers,
+    "MistralForCausalLM": rotary_layers,
+    "MixtralForCausalLM": rotary_layers,
+    "Qwen2ForCausalLM": rotary_layers,
+    "Qwen3ForCausalLM": rotary_layers,
+    "Qwen3MoeForCausalLM": rotary_layers,
+    "T5ForConditionalGeneration": t5_layers,
+    "ViTForImageClassification": vit_layers,
+}
+"""The functions that divide a model into layers, by the name of its class."""
+_MEANS = (bert_layers, t5_layers)
+"""Families whose loss is a mean, also if they are given ``num_items_in_batch``."""
+# Wrappers that divide or copy a model themselves, by the names of their classes.
+_DIVIDED = (
+    "DataParallel",
+    "DistributedDataParallel",
+    "FullyShardedDataParallel",
+    "DeepSpeedEngine",
+)
+
+
+def ignores_items(model: nn.Module) -> bool:
+    """Return whether the loss of a model is a mean, also if it is given ``num_items_in_batch``."""
+    return FAMILIES.get(type(without_wrapper(model)).__name__) in _MEANS
 
 
 def has_layers(model: nn.Module) -> bool:
@@ -69,6 +106,15 @@ def without_wrapper(model: nn.Module) -> nn.Module:
         return model
     inner: nn.Module = model.get_base_model()  # type: ignore[operator]
     return inner
+
+
+def check_unwrapped(model: nn.Module) -> None:
+    """Raise an ``InputError`` for a model that another library has already divided or copied."""
+    kind = type(model).__name__
+    if kind in _DIVIDED:
+        suggestion = "give model.module, and call neither accelerate's prepare nor the wrapper"
+        expected = "the model itself, which the plan divides"
+        raise invalid("model", f"a {kind}", expected, suggestion=suggestion)
 
 
 def _modules(layers: Sequence[object], name: str) -> list[nn.Module]:

@@ -164,8 +164,8 @@ class _RingAttention(torch.autograd.Function):
                 given = (gradient[:, :, rows], q[:, :, rows], out[:, :, rows], total[:, :, rows])
                 pair_gradients = _gradients(given, keys, values, mask, setting, pair)
                 of_queries[:, :, rows] += pair_gradients[0]
-                of_keys[:, :, pair.block] += _summed(pair_gradients[1], setting)
-                of_values[:, :, pair.block] += _summed(pair_gradients[2], setting)
+                of_keys[:, :, pair.block] += pair_gradients[1]
+                of_values[:, :, pair.block] += pair_gradients[2]
             block = torch.cat([of_keys.flatten(), of_values.flatten()])
             if step == 0:
                 own = block
@@ -221,15 +221,6 @@ def _distinct(heads: Tensor, setting: Setting) -> Tensor:
     return heads[:, :: setting.groups]
 
 
-def _expanded(heads: Tensor, setting: Setting) -> Tensor:
-    return heads.repeat_interleave(setting.groups, 1) if setting.groups > 1 else heads.contiguous()
-
-
-def _summed(heads: Tensor, setting: Setting) -> Tensor:
-    """Return the gradient of distinct heads: the sum over heads that have the same keys."""
-    return heads.unflatten(1, (-1, setting.groups)).sum(2) if setting.groups > 1 else heads
-
-
 def _repeated(heads: Tensor, setting: Setting) -> Tensor:
     """Return a gradient of all heads from the sum over equal ones: the first has the sum, the
     others zero."""
@@ -254,15 +245,9 @@ def _attention(
     q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, setting: Setting, pair: _Pair
 ) -> tuple[Tensor, Tensor]:
     """Return the output and the logarithm of the sums of one pair."""
-    q, k, v = (
-        q.contiguous(),
-        *(_expanded(heads[:, :, pair.block], setting) for heads in (keys, values)),
-    )
-    part = _part_of(mask, pair)
-    if part is None:
-        out, total = attention.forward(q, k, v, 0.0, pair.is_causal, scale=setting.scale)
-        return out, total
-    return attention.math_forward(q, k, v, pair.is_causal, part, setting.scale)
+    operands = (q, keys[:, :, pair.block], values[:, :, pair.block])
+    q, k, v = (tensor.contiguous() for tensor in operands)
+    return attention.forward(q, k, v, pair.is_causal, _part_of(mask, pair), setting.scale)
 
 
 def _gradients(
@@ -272,18 +257,12 @@ def _gradients(
     mask: Tensor | None,
     setting: Setting,
     pair: _Pair,
-) -> Any:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values of one pair."""
-    gradient, q, out, total = (tensor.contiguous() for tensor in given)
-    k, v = (_expanded(heads[:, :, pair.block], setting) for heads in (keys, values))
+    operands = (*given, keys[:, :, pair.block], values[:, :, pair.block])
+    gradient, q, out, total, k, v = (tensor.contiguous() for tensor in operands)
     part = _part_of(mask, pair)
-    if part is None:
-        return attention.backward(
-            gradient, q, k, v, out, total, 0.0, pair.is_causal, scale=setting.scale
-        )
-    return attention.math_backward(
-        gradient, q, k, v, out, total, pair.is_causal, part, setting.scale
-    )
+    return attention.backward(gradient, q, k, v, out, total, pair.is_causal, part, setting.scale)
 
 
 def _merged(

@@ -18,7 +18,6 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from argosy.cost.group import DeviceGroup
@@ -27,6 +26,7 @@ from argosy.plan.plan import Recompute
 from argosy.runtime.communication.differentiable import converted, taken
 from argosy.runtime.communication.exchange import GroupExchange
 from argosy.runtime.graphs.calls import RANDOM, filled
+from argosy.runtime.graphs.classes import EMBEDDING, lookup, normalised, picked_losses
 from argosy.runtime.graphs.cut import GraphCut, StageSegment
 from argosy.runtime.graphs.local import LocalCall
 from argosy.runtime.stages.graph_stage import GraphStage, OwnBackward, apply
@@ -36,9 +36,10 @@ from argosy.solve.programs.recorded import GroupSteps, recorded, restored, steps
 from argosy.solve.programs.sequence import RING
 from argosy.solve.programs.spmd import tensor_program
 from argosy.space.operations.calls import is_linear
-from argosy.space.operations.rules import BY_ROWS, StateChoices
-from argosy.space.operations.sharding import REPLICATED, State
-from argosy.workload.graph import OWN_GRADIENT, Graph, GraphNode, OwnGradient, Ref, Role
+from argosy.space.operations.families import BY_CLASSES, BY_ROWS
+from argosy.space.operations.rules import StateChoices
+from argosy.space.operations.sharding import REPLICATED, State, sharded
+from argosy.workload.graph import EXPERTS, OWN_GRADIENT, Graph, GraphNode, OwnGradient, Ref, Role
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Sharing:
 
     def _search(self, samples: int, stored: Mapping[int, State]) -> GroupSteps:
         graph = stage_graph(self.cut, self.index, samples, self.total)
-        pricing = Pricing(group=self.group)
+        pricing, stored = Pricing(group=self.group), {**stored, **cut_experts(graph)}
         return steps_of(
             tensor_program(graph, pricing, self.ratios, whole=self._delivered, stored=stored)
         )
@@ -112,6 +113,16 @@ class Sharing:
             max(self.cut.layers[index], self.layers.start)
             for index in self.cut.parts[self.index].operations
         ]
+
+
+def cut_experts(graph: Graph) -> dict[int, State]:
+    """Return the states of the weights of experts: the members of a group divide whole experts."""
+    return {
+        value: sharded(0, graph.values[value].shape[0])
+        for node in graph.nodes
+        if node.op == EXPERTS
+        for value in node.inputs[3:]
+    }
 
 
 def stage_graph(cut: GraphCut, index: int, samples: int, total: int) -> Graph:
@@ -183,11 +194,11 @@ class TensorStage(GraphStage):
             sharing.cut, sharing.index, model, recompute=recompute, device=device, seed=seed
         )
         self.sharing, self.exchange = sharing, exchange
-        self.members: dict[int, _Member] = {}
+        self.members: dict[int, GroupMember] = {}
         """The calls of this member, by number of samples."""
 
     def read_by(self, segment: StageSegment, held: dict[Any, Any]) -> dict[Any, Any]:
-        return {key: tensor for key, tensor in held.items() if _value(key) in segment.reads}
+        return {key: tensor for key, tensor in held.items() if value_of(key) in segment.reads}
 
     def on_whole(self, own: OwnGradient, backward: OwnBackward) -> OwnBackward:
         """Return a backward that sums the members' parts of the gradients first, unless it is
@@ -217,17 +228,21 @@ class TensorStage(GraphStage):
         self, segment: StageSegment, held: dict[Any, Any], moment: Moment
     ) -> dict[Any, Any]:
         if moment.samples not in self.members:
-            self.members[moment.samples] = _Member(self, self.sharing.steps(moment.samples))
+            self.members[moment.samples] = self.member(moment.samples)
         return self.members[moment.samples].run(segment, held, moment)
 
+    def member(self, samples: int) -> GroupMember:
+        """Return the calls of this member for a number of samples."""
+        return GroupMember(self, self.sharing.steps(samples))
 
-def _value(key: int | tuple[int, State]) -> int:
+
+def value_of(key: int | tuple[int, State]) -> int:
     """Return the value of a key, which is the value itself if it is whole, else a pair with its
     state."""
     return key if isinstance(key, int) else key[0]
 
 
-class _Member:
+class GroupMember:
     """The calls that one member of a group makes, for one number of samples."""
 
     def __init__(self, stage: TensorStage, steps: GroupSteps) -> None:
@@ -257,10 +272,10 @@ class _Member:
         }
         for value, tensor in held.items():
             if isinstance(value, int) and (value, REPLICATED) not in have:
-                self._made(have, value, self.stage.sharing.stored.get(value, REPLICATED), tensor)
+                self.made(have, value, self.stage.sharing.stored.get(value, REPLICATED), tensor)
         for index in segment.operations:
             call = self.calls[index]
-            made = self._call(call, have, moment)
+            made = self._call(index, have, moment)
             parts = self.stage.scaled(
                 index, made if isinstance(made, (tuple, list)) else (made,), moment
             )
@@ -268,8 +283,14 @@ class _Member:
                 call.node.outputs, call.row.outputs, parts, strict=True
             ):
                 if made_value is not None:
-                    self._made(have, made_value, state, part)
-        left: dict[Any, Any] = {
+                    self.made(have, made_value, state, part)
+        return self.left(have, segment)
+
+    def left(
+        self, have: dict[tuple[int, State], Tensor], segment: StageSegment
+    ) -> dict[Any, Tensor]:
+        """Return the values that are read after a segment, and the results of the stage."""
+        left: dict[Any, Tensor] = {
             key: tensor for key, tensor in have.items() if key[0] in segment.leaves
         }
         for value in self.results.intersection(segment.leaves):
@@ -278,7 +299,7 @@ class _Member:
                 left[value] = have[value, state]
         return left
 
-    def _made(
+    def made(
         self, have: dict[tuple[int, State], Tensor], value: int, state: State, tensor: Tensor
     ) -> None:
         """Store a value as it was computed, and in the states to which collectives deliver it."""
@@ -292,7 +313,20 @@ class _Member:
             have[value, state] = taken(self.exchange, have[value, REPLICATED], state)
         return have[value, state]
 
-    def _call(self, call: LocalCall, have: dict[tuple[int, State], Tensor], moment: Moment) -> Any:
+    def local(self, index: int) -> str:
+        """Return the name of the special implementation of an operation, if it has one."""
+        return self.calls[index].row.local
+
+    def whole_shape(self, index: int) -> tuple[int, ...]:
+        """Return the shape of the first input of an operation, on all devices together."""
+        return self.steps.graph.values[self.calls[index].node.inputs[0]].shape
+
+    def drawn_here(self, index: int, positions: Tensor) -> Tensor:
+        """Return the positions of the whole tensor for which this member draws numbers."""
+        return self.exchange.take(positions, self.calls[index].row.outputs[0])
+
+    def _call(self, index: int, have: dict[tuple[int, State], Tensor], moment: Moment) -> Any:
+        call = self.calls[index]
         node, row, device = call.node, call.row, self.stage.device
         operands = iter(
             [
@@ -305,12 +339,17 @@ class _Member:
             key: filled(part, lambda _: next(operands), device) for key, part in node.keywords
         }
         if node.op in RANDOM:
-            return self._drawn(call, args, moment)
+            return self._drawn(index, args, moment)
         if node.op == OWN_GRADIENT:
             return self.stage.own_gradient(node, args, moment)
-        if row.local == BY_ROWS:
-            return self._lookup(call, *args)
-        if row.local == RING:
+        if node.op == EXPERTS:
+            return self.stage.through_experts(node, args)
+        if self.local(index) == BY_ROWS:
+            look_up = lookup if node.op == EMBEDDING else picked_losses
+            return look_up(call.rows, *args)
+        if self.local(index) == BY_CLASSES:
+            return normalised(self.exchange, *args)
+        if self.local(index) == RING:
             return self.stage.around_ring(node, args, keywords)
         return apply(node.op, args, keywords, self._weight(call, have))
 
@@ -326,25 +365,13 @@ class _Member:
         is_direct = after == call.row.inputs[call.node.inputs.index(last.value)]
         return have.get((weight, before)) if is_direct else None
 
-    def _drawn(self, call: LocalCall, args: list[Any], moment: Moment) -> Tensor:
+    def _drawn(self, index: int, args: list[Any], moment: Moment) -> Tensor:
         """Return this member's part of the random numbers of the whole tensor."""
         like, *others = args
-        shape = self.steps.graph.values[call.node.inputs[0]].shape
-        whole = torch.empty(shape, dtype=like.dtype, device=like.device)
-        state = call.row.outputs[0]
+        whole = torch.empty(self.whole_shape(index), dtype=like.dtype, device=like.device)
         return self.stage.drawn(
-            call.node,
+            self.calls[index].node,
             [whole, *others],
             moment,
-            lambda positions: self.exchange.take(positions, state),
+            lambda positions: self.drawn_here(index, positions),
         )
-
-    def _lookup(
-        self, call: LocalCall, table: Tensor, ids: Tensor, padding: int = -1, *_: Any
-    ) -> Tensor:
-        """Return the rows that this member holds, and zeros for the others."""
-        first, count = call.rows
-        own = (ids >= first) & (ids < first + count)
-        empty = padding - first if first <= padding < first + count else None
-        rows = F.embedding((ids - first).clamp(0, count - 1), table, padding_idx=empty)
-        return rows * own.unsqueeze(-1)

@@ -45,6 +45,7 @@ from argosy.runtime.sources.optimizing import (
 from argosy.runtime.sources.recipe import Recipe, autocast_for
 from argosy.runtime.sources.source import LayerSource, keepings_of
 from argosy.runtime.stages.compiling import check_compilable
+from argosy.runtime.stages.layers import check_unwrapped
 from argosy.runtime.stages.parameters import buffers_at
 from argosy.runtime.stages.stage import LossFunction, StageProgram
 from argosy.runtime.stages.weighing import Accumulated, Tally, weight_of
@@ -115,6 +116,7 @@ def parallelize(
     here. ``seed`` is that of dropout's masks. ``compile_stages`` compiles each stage into one graph
     by ``torch.compile``.
     """
+    check_unwrapped(model)
     plan = load_plan(plan) if isinstance(plan, str | Path) else plan
     roster = devices_by_rank(plan) if roster is None else tuple(roster)
     _join(plan, roster, example_batch, compile_stages=compile_stages)

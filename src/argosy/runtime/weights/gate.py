@@ -10,10 +10,12 @@ With s_i the bytes of layer i's weights and S the largest of them:
     (3)  a layer that is needed again next, as the last one is by a forward and then its backward,
          stays; its bytes count in (1)
     (4)  in a backward, weights are freed before gradients are scattered
+    (5)  gradients of layer i travel while the next layer computes, and are added up when that has
+         its own, if ``cost.scatter`` finds room for them; gathers begin only in what room is left
 
-So a stage holds at most 2 S of weights in a forward, and in a backward S beside what
-``cost.memory``, (8), counts for a gradient. All members of a stage take the same decisions, since
-these depend on sizes and schedule alone; so they begin their gathers in the same order.
+So a stage holds at most 2 S of weights in a forward, and in a backward no more than
+``cost.memory``, (8), counts. All members of a stage take the same decisions, since these depend on
+sizes and schedule alone; so they begin their gathers and scatters in the same order.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from argosy.runtime.weights.sharding import ShardSet, scatter_all
+from argosy.cost.memory import times_whole
+from argosy.cost.scatter import travel_beside
+from argosy.runtime.weights.sharding import ShardSet, begin_scatters
 from argosy.schedule import ActionKind
 
 
@@ -47,6 +51,15 @@ class WeightGate:
         """The layers whose weights are gathered."""
         self.num_bytes = [sum(shards.num_bytes for shards in own) for own in sets]
         self.largest = max((self.num_bytes[at] for at in self.gathered), default=0)
+        shards = list(itertools.chain.from_iterable(sets))
+        level = max((one.level for one in shards), default=0)
+        holders = max((len(one.sizes) for one in shards), default=1)
+        self.beside = travel_beside(self.num_bytes, level, holders)
+        """By layer, whether its gradients travel while the next layer computes (5)."""
+        self.room = times_whole(level, holders, backward=True) * max(self.num_bytes, default=0)
+        """The bytes that a backward may hold of whole weights and gradients."""
+        self.travelling: int | None = None
+        """The layer whose gradients are on their way."""
         self.following: ActionKind | None = None
         """The action after the current one, if both are of this stage."""
         self.kept: int | None = None
@@ -70,8 +83,9 @@ class WeightGate:
         for shards in self.sets[index]:
             shards.gather()
         self.kept = None
-        room = self.largest
-        for position, later in enumerate(self._order(index, kind)):
+        order = list(self._order(index, kind))
+        room = self._room_ahead(index, order[0] if order else None, kind)
+        for position, later in enumerate(order):
             room -= self.num_bytes[later]
             if later == index and position == 0:
                 self.kept = index
@@ -80,6 +94,17 @@ class WeightGate:
             else:
                 for shards in self.sets[later]:
                     shards.begin_gather()
+
+    def _room_ahead(self, index: int, following: int | None, kind: ActionKind) -> float:
+        """Return the bytes of gathers that may run while a layer computes, by (1) and (5)."""
+        held = 2 * self.num_bytes[self.travelling] if self.travelling is not None else 0
+        if kind is ActionKind.FORWARD:
+            return min(self.largest, self.room - held - self.num_bytes[index])
+        room = min(self.largest, self.room - held - 2 * self.num_bytes[index])
+        if self.beside[index] and following is not None:
+            later = self.num_bytes[following]
+            room = min(room, self.room - 2 * self.num_bytes[index] - later)
+        return room
 
     def _order(self, index: int, kind: ActionKind) -> Iterator[int]:
         """Yield the layers that are needed after a layer, in order, by (2)."""
@@ -104,8 +129,11 @@ class WeightGate:
             self._release(index)
         self._scatter(0)
         self.left = len(self.sets)
+        if self.following is not ActionKind.FORWARD:
+            self._add_up()
         if self.following is None:  # an update may come next, and change what was gathered
             for shards in itertools.chain.from_iterable(self.sets):
+                shards.settle()
                 shards.discard()
 
     def _release(self, index: int) -> None:
@@ -115,9 +143,22 @@ class WeightGate:
     def _scatter(self, first: int) -> None:
         """Scatter the gradients of all remaining layers down to ``first``
         (``sharding``, (4))."""
-        for sets in reversed(self.sets[first : self.left]):
-            scatter_all(sets)
+        for index in reversed(range(first, self.left)):
+            if not self.sets[index]:
+                continue
+            self._add_up()
+            begin_scatters(self.sets[index])
+            self.travelling = index
+            if not self.beside[index]:
+                self._add_up()
         self.left = min(self.left, first)
+
+    def _add_up(self) -> None:
+        """Wait for the gradients that are on their way, and add them up."""
+        if self.travelling is not None:
+            for shards in self.sets[self.travelling]:
+                shards.end_scatter()
+            self.travelling = None
 
 
 def _after_backward(gate: WeightGate, index: int, arguments: Any) -> Any:

@@ -25,7 +25,7 @@ from argosy.runtime.communication.boxes import (
 )
 from argosy.runtime.communication.collectives import offsets, split_by
 from argosy.runtime.communication.marks import Exchanging, untold
-from argosy.runtime.processes.ranks import expert_ranks, members_of, seats_of
+from argosy.runtime.processes.ranks import expert_ranks, grid_ranks, members_of, seats_of
 from argosy.runtime.processes.world import gather_texts
 from argosy.runtime.stages.parameters import Places, Weight
 from argosy.runtime.stages.stage import StageProgram
@@ -270,6 +270,7 @@ def groups_of(
     stages = range(len(plan.stages))
     groups = [seats_in_group(plan, stage, roster) for stage in stages]
     groups += [expert_ranks(plan, stage, roster) for stage in stages]
+    groups += [grid_ranks(plan, stage, roster) for stage in stages]
     sets = [ranks for stage_groups in groups for ranks in stage_groups]
     for weight in weights:
         sets.append(keepings[weight.name].ranks)

@@ -8,7 +8,8 @@ on.
 
     (1)  level 1: the sum of the gradients is scattered once per step, in buckets; after the update
          rows are gathered
-    (2)  level 2: it is scattered after every layer's backward, so that whole gradients never add up
+    (2)  level 2: it is scattered after every layer's backward, so that whole gradients never add
+         up; it may travel while other layers compute (``gate``)
     (3)  level 3: weights are gathered before a layer's forward and backward and freed after it
          (``gate``)
     (4)  only some members may have a gradient of a weight (an expert that none of a member's
@@ -30,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from argosy.runtime.communication.boxes import TensorBox
-from argosy.runtime.communication.collectives import Pending, offsets
+from argosy.runtime.communication.collectives import Pending, PendingPart, offsets
 from argosy.runtime.communication.marks import Exchanging, untold
 from argosy.runtime.processes.failure import in_contact
 from argosy.runtime.processes.world import await_device
@@ -38,6 +39,7 @@ from argosy.runtime.weights.overlap import Summand
 from argosy.runtime.weights.summing import Way
 
 _GATHERING = "while weights were gathered from the replicas of a stage"
+_SCATTERING = "while gradients were scattered over the replicas of a stage"
 
 
 class Shard:
@@ -96,6 +98,12 @@ class ShardSet:
         """True if the whole weights are in memory; they are freed once all shards are made."""
         self.arriving: tuple[Tensor, Pending] | None = None
         """The vector of a gather that was begun."""
+        self.leaving: PendingPart | None = None
+        """The sum of gradients that was begun."""
+        self.known: Tensor | None = None
+        """By shard, how many gradients the members had since the last ``settle``."""
+        self.had: list[bool] = []
+        """By shard, whether it had a gradient before."""
 
     def _pack(self, tensors: Sequence[Tensor], known: Tensor) -> Tensor:
         """Return whole tensors as one vector, member by member, each part followed by flags for the
@@ -107,29 +115,49 @@ class ShardSet:
             pieces.append(known)
         return torch.cat(pieces)
 
-    def scatter_gradients(self) -> None:
-        """Add up the members' gradients, each member its own rows (4).
+    def begin_scatter(self) -> None:
+        """Begin to add up the members' gradients, each member its own rows (4).
 
         Whole gradients are freed; if other sets add up other regions of the same weight, ``let_go``
         frees it later.
         """
-        num = len(self.shards)
-        with (
-            self.exchanging(),
-            in_contact("while gradients were scattered over the replicas of a stage"),
-        ):
-            part = self.way.scatter(self._taken(), [size + num for size in self.sizes])
-            await_device(part.device, "while gradients were scattered over the replicas of a stage")
+        sizes = [size + len(self.shards) for size in self.sizes]
+        vector = self._taken()
+        with in_contact(_SCATTERING):
+            self.leaving = self.way.begin_scatter(vector, sizes)
+
+    def end_scatter(self) -> None:
+        """Wait for a sum that was begun, and add it to this member's gradients."""
+        if self.leaving is None:
+            return
+        with self.exchanging(), in_contact(_SCATTERING):
+            part = self.leaving.wait()
+        self.leaving = None
+        known = part[-len(self.shards) :]
+        if self.known is None:
+            self.had = [shard.own.grad is not None for shard in self.shards]
+        self.known = known.clone() if self.known is None else self.known + known
         at = 0
-        for shard, count in zip(self.shards, part[-num:].tolist(), strict=True):
+        for shard in self.shards:
             rows = part[at : at + shard.own.numel()].view_as(shard.own).to(shard.own.dtype)
             at += shard.own.numel()
-            if not count:
-                continue
             if shard.own.grad is None:
                 shard.own.grad = rows.clone()
             else:
                 shard.own.grad += rows
+
+    def settle(self) -> None:
+        """Take away gradients of weights for which no member had one (4).
+
+        The host waits here for the device, so this is called once for several backwards.
+        """
+        if self.known is None:
+            return
+        await_device(self.known.device, _SCATTERING)
+        for shard, had, count in zip(self.shards, self.had, self.known.tolist(), strict=True):
+            if not (had or count):
+                shard.own.grad = None
+        self.known = None
 
     def _taken(self) -> Tensor:
         """Return the whole gradients as one vector; they are freed before other members' parts
@@ -208,9 +236,19 @@ class ShardSet:
                 shard.weight.parameter.data.untyped_storage().resize_(0)
 
 
-def scatter_all(sets: Sequence[ShardSet]) -> None:
-    """Add up the gradients of sets that may have regions of the same weights."""
+def begin_scatters(sets: Sequence[ShardSet]) -> None:
+    """Begin to add up the gradients of sets that may have regions of the same weights."""
     for shards in sets:
-        shards.scatter_gradients()
+        shards.begin_scatter()
     for shards in sets:
         shards.let_go()
+
+
+def scatter_all(sets: Sequence[ShardSet]) -> None:
+    """Add up the gradients of sets that may have regions of the same weights, one set at a time."""
+    for shards in sets:
+        shards.begin_scatter()
+        shards.end_scatter()
+    for shards in sets:
+        shards.let_go()
+        shards.settle()

@@ -4,7 +4,8 @@ stage.
     (1)  ring           the backend's own all-reduce
     (2)  tree           within a node up to its first member; over the first members two binary
                         trees, one for each half of the vector, in opposite orders, up to the root
-                        and down again; down within the node
+                        and down again, piece by piece; down within the node. NCCL has trees of
+                        its own, which its all-reduce chooses
     (3)  hierarchical   as (2), with the backend's all-reduce over the first members
 
 Under ZeRO the sum is scattered and updated rows are gathered; hierarchically, a node's parts cross
@@ -23,11 +24,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from argosy.cost.collective import tree_depth
 from argosy.plan.plan import Algorithm, Collective, Plan
 from argosy.runtime.communication.collectives import (
     Group,
+    Part,
     Pending,
+    PendingPart,
     begin_fill,
+    begin_scatter_sum,
     gather_uneven,
     is_foreign,
     offsets,
@@ -38,6 +43,10 @@ Groups = Mapping[tuple[int, ...], dist.ProcessGroup | None]
 """Process groups by their ranks; None if this rank is not a member."""
 # The tag of messages between members; tags of micro-batches are smaller.
 _TAG = 2**29
+# The first of four tags of the messages of the two trees, up and down.
+_TREE_TAG = 2**29 + 16
+# A tree sends a vector in pieces of at least this many bytes, and in at most this many pieces.
+_PIECE_BYTES, _MOST_PIECES = 2**14, 64
 
 
 class PendingSum(Pending, Protocol):
@@ -66,9 +75,9 @@ class RingSum:
         assert work is not None
         return work
 
-    def scatter(self, vector: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Return this member's part of the sum."""
-        return scatter_sum_uneven(vector, sizes, group=self.group)
+    def begin_scatter(self, vector: Tensor, sizes: Sequence[int]) -> PendingPart:
+        """Begin to add up this member's part of the sum."""
+        return begin_scatter_sum(vector, sizes, group=self.group)
 
     def begin_fill(self, vector: Tensor, sizes: Sequence[int]) -> Pending:
         """Begin to fill a vector, which has this member's part, with the parts of all members."""
@@ -82,8 +91,8 @@ class SingleRank:
     def begin(self, vector: Tensor) -> PendingSum:
         return Done()
 
-    def scatter(self, vector: Tensor, sizes: Sequence[int]) -> Tensor:
-        return vector
+    def begin_scatter(self, vector: Tensor, sizes: Sequence[int]) -> PendingPart:
+        return Part(vector)
 
     def begin_fill(self, vector: Tensor, sizes: Sequence[int]) -> Pending:
         return Done()
@@ -119,7 +128,7 @@ class Nodes:
             return Done()
         self._up(vector)
         if self.rank in self.firsts and len(self.firsts) > 1:
-            if self.is_tree:
+            if self.is_tree and dist.get_backend(self.group) != "nccl":
                 _sum_by_trees(vector, self.firsts, self.rank, self.group)
             else:
                 dist.all_reduce(vector, group=self.groups[self.firsts])
@@ -131,7 +140,11 @@ class Nodes:
         if len(self.mine) > 1:
             dist.reduce(vector, self.mine[0], group=self.groups[self.mine])
 
+    def begin_scatter(self, vector: Tensor, sizes: Sequence[int]) -> PendingPart:
+        return Part(self.scatter(vector, sizes))
+
     def scatter(self, vector: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Return this member's part of the sum."""
         if is_foreign(vector, self.group):
             return self.scatter(vector.cpu(), sizes).to(vector.device)
         vector, own = vector.clone(), sizes[self.ranks.index(self.rank)]
@@ -221,24 +234,86 @@ def is_on_device(way: Way | None) -> bool:
 
 
 def _sum_by_trees(vector: Tensor, ranks: tuple[int, ...], rank: int, group: Group) -> None:
-    """Sum over the nodes' first members by (2); messages of the two trees are matched by their
-    order."""
+    """Sum over the nodes' first members by (2).
+
+    Both trees work at once, piece by piece: a piece goes up while earlier ones come down. Every
+    rank takes pieces and trees in the same order, so none waits for a message that another sends
+    only later.
+    """
     middle = vector.numel() // 2
-    for half, order in ((vector[:middle], ranks), (vector[middle:], ranks[::-1])):
-        if not half.numel():
-            continue
+    halves = ((vector[:middle], ranks), (vector[middle:], ranks[::-1]))
+    trees = [
+        _Tree(half, order, rank, group, tag=_TREE_TAG + 2 * number)
+        for number, (half, order) in enumerate(halves)
+    ]
+    most = max(len(tree.pieces) for tree in trees)
+    behind = 2 * tree_depth(len(ranks))
+    for step in range(most + behind):
+        for tree in trees:
+            tree.send_up(step)
+        for tree in trees:
+            tree.send_down(step - behind)
+    for tree in trees:
+        tree.finish()
+
+
+class _Tree:
+    """The messages of one rank in a binary tree that sums a vector in place."""
+
+    def __init__(
+        self, vector: Tensor, order: tuple[int, ...], rank: int, group: Group, tag: int
+    ) -> None:
+        least = _PIECE_BYTES // vector.element_size()
+        size = max(1, least, -(-vector.numel() // _MOST_PIECES))
+        self.pieces = vector.split(size) if vector.numel() else ()
+        self.group, self.tag = group, tag
         at = order.index(rank)
-        children = [order[child] for child in (2 * at + 1, 2 * at + 2) if child < len(order)]
-        received = half.new_empty(half.shape)
-        for child in children:
-            dist.recv(received, child, group=group, tag=_TAG)
-            half += received
-        if at:
-            parent = order[(at - 1) // 2]
-            dist.send(half, parent, group=group, tag=_TAG)
-            dist.recv(half, parent, group=group, tag=_TAG)
-        for child in children:
-            dist.send(half, child, group=group, tag=_TAG)
+        self.parent = order[(at - 1) // 2] if at else None
+        self.children = [order[child] for child in (2 * at + 1, 2 * at + 2) if child < len(order)]
+        self.arriving = [
+            [self._receive(torch.empty_like(piece), child, tag) for child in self.children]
+            for piece in self.pieces
+        ]
+        self.returning: list[Pending] = []
+        self.sent: list[Pending] = []
+
+    def _receive(self, part: Tensor, rank: int, tag: int) -> tuple[Tensor, Pending]:
+        work: Pending | None = dist.irecv(part, rank, group=self.group, tag=tag)
+        assert work is not None
+        return part, work
+
+    def _send(self, part: Tensor, rank: int, tag: int) -> None:
+        work: Pending | None = dist.isend(part, rank, group=self.group, tag=tag)
+        assert work is not None
+        self.sent.append(work)
+
+    def send_up(self, index: int) -> None:
+        """Add what the children have of a piece, and send the sum to the parent."""
+        if index >= len(self.pieces):
+            return
+        piece = self.pieces[index]
+        for part, work in self.arriving[index]:
+            work.wait()
+            piece += part
+        self.arriving[index] = []
+        if self.parent is not None:
+            self._send(piece, self.parent, self.tag)
+            # The whole sum arrives only after the parent has the part that is being sent.
+            self.returning.append(self._receive(piece, self.parent, self.tag + 1)[1])
+
+    def send_down(self, index: int) -> None:
+        """Pass the whole sum of a piece on to the children."""
+        if not 0 <= index < len(self.pieces):
+            return
+        if self.parent is not None:
+            self.returning[index].wait()
+        for child in self.children:
+            self._send(self.pieces[index], child, self.tag + 1)
+
+    def finish(self) -> None:
+        """Wait until everything was sent."""
+        for work in self.sent:
+            work.wait()
 
 
 def nodes_among(ranks: Sequence[int], roster: Sequence[str]) -> tuple[tuple[int, ...], ...]:

@@ -30,6 +30,7 @@ from argosy.cluster.topology import Cluster
 from argosy.cost.collective import Pairs
 from argosy.cost.compute import ComputeModel, split_stage_seconds
 from argosy.cost.memory import activation_bytes, passing_bytes
+from argosy.cost.resident import resident_bytes
 from argosy.plan.plan import Collective, Plan, Replica, Stage
 from argosy.schedule import Action, ActionKind, build_schedule
 from argosy.sim.engine.graph import Flow, Task, TaskGraph
@@ -45,7 +46,7 @@ from argosy.sim.tasks.exchange import (
     routed_passes,
     weight_exchange,
 )
-from argosy.sim.tasks.member import MemberCost, portion_of, resident_bytes, updates_of
+from argosy.sim.tasks.member import MemberCost, portion_of, updates_of
 from argosy.sim.tasks.order import SPAN_KIND, consumers, in_dependency_order
 from argosy.sim.tasks.split import overlaps, share_overlaps
 from argosy.timeline import SpanKind
@@ -475,15 +476,12 @@ class Compiler:
     def graph(self) -> TaskGraph:
         """Return the collected tasks with the edges to the next iteration."""
         held = resident_bytes(self.plan, self.chain)
-        resident = tuple(held[name] for name in self.names)
+        resident = tuple(held[name].total for name in self.names)
         carry = [(self.last[device], self.first[device]) for device in range(len(self.names))]
         carry += [
             (self.last[device], task) for task, devices in self.unanchored for device in devices
         ]
-        carry += [
-            (self.channel_last[channel], self.channel_first[channel])
-            for channel in self.channel_last
-        ]
+        carry += [(last, self.channel_first[at]) for at, last in self.channel_last.items()]
         return TaskGraph(
             devices=self.names, tasks=tuple(self.tasks), carry=tuple(carry), resident=resident
         )

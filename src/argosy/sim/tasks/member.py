@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import Portion, StageSeconds, update_seconds
-from argosy.cost.memory import state_bytes
 from argosy.plan.plan import Plan, Replica, Stage
 from argosy.schedule import ActionKind
 from argosy.workload.chain import Chain
@@ -72,13 +71,3 @@ def updates_of(plan: Plan, chain: Chain, cluster: Cluster) -> dict[str, float]:
                     chain, stage, portion_of(cluster, stage, replica, member)
                 )
     return seconds
-
-
-def resident_bytes(plan: Plan, chain: Chain) -> dict[str, float]:
-    """Return, by device, the bytes of weights, gradients and optimizer state of all its stages."""
-    held: dict[str, float] = defaultdict(float)
-    for stage in plan.stages:
-        for replica in stage.replicas:
-            for name, share in replica.members:
-                held[name] += state_bytes(chain, stage, share).total
-    return held

@@ -137,7 +137,7 @@ def _certified(
         plain.certificate,
         free_bound_seconds=max(bound, plain.certificate.free_bound_seconds),
         granularity=1,
-        scope=f"all plans under {kinds}, tensor-parallel groups inside a node",
+        scope=f"all plans under {kinds}, tensor-parallel groups also across nodes",
     )
     return replace(plain, certificate=certificate)
 
@@ -153,7 +153,7 @@ def chunked_bound(specs: Sequence[ScheduleSpec], global_batch: int, prices: Pric
             for shape in batch_shapes(global_batch, (spec,))
             if _can_run(spec, shape.num_micro_batches, most)
         ]
-        bounds += shape_bounds(prices, shapes)
+        bounds += shape_bounds(prices, shapes, spanning=True)
     return min(bounds, default=0.0)
 
 

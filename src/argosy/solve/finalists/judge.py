@@ -443,9 +443,11 @@ class Judge:
                 return self.sums.seconds(stages, (Algorithm.RING,), num_bytes)
         if (options, weights) not in self.tied:
             count = sum(option.holders for option in options)
-            pools = [pool for option in options for pool in option.pools]
-            bandwidth = min(pool.nic_bandwidth or pool.intra_bandwidth for pool in pools)
-            latency = max(pool.nic_latency for pool in pools)
+            ways = [
+                way for option in options for way in zip(option.ways_out, option.pools, strict=True)
+            ]
+            bandwidth = min(rate or pool.intra_bandwidth for rate, pool in ways)
+            latency = max(pool.nic_latency for _, pool in ways)
             self.tied[options, weights] = 2 * ring_seconds(num_bytes, count, bandwidth, latency)
         return self.tied[options, weights]
 

@@ -3,7 +3,7 @@
 The variables are, for each operation its ``ShardingRule``, and for each value its ``Delivery``.
 Costs, in seconds, for given ratios:
 
-    (1)  of a row           the longest compute of any device
+    (1)  of a row           the longest compute of any device, and what a row exchanges itself
     (2)  row, its result    the collective from the state that the row makes to the delivery
     (3)  of a parameter     the all-gather, where it is used whole and stored in shards
     (4)  row, its operand   infinite unless the delivery has the state that the row takes
@@ -23,12 +23,15 @@ import numpy as np
 from argosy.cost.group import CollectiveMethod, DeviceGroup, GroupCollective
 from argosy.solve.programs.elimination import AssignmentProblem, Table
 from argosy.space.operations.delivery import Conversion, Delivery, conversions, deliveries
-from argosy.space.operations.families import OperationCall
+from argosy.space.operations.families import BY_CLASSES, OperationCall
 from argosy.space.operations.flop import flop_of
 from argosy.space.operations.matrices import is_matrix
 from argosy.space.operations.rules import CutKind, ShardingRule, StateChoices
 from argosy.space.operations.sharding import PARTIAL, REPLICATED, State, sharded, unit_counts
 from argosy.workload.graph import Graph, Role
+
+# Bytes of a sum over classes that devices exchange.
+_SUM_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,9 +187,17 @@ class ProgramPlacement:
         flop, moved = self.row_work(index)
         if flop == 0 and moved == 0:
             return 0.0
-        return self.pricing.group.compute_seconds(
-            flop, moved, self.shares(sharded(0, row.units) if row.units else REPLICATED)
-        )
+        shares = self.shares(sharded(0, row.units) if row.units else REPLICATED)
+        seconds = self.pricing.group.compute_seconds(flop, moved, shares)
+        return seconds + self._exchanged_seconds(index, row)
+
+    def _exchanged_seconds(self, index: int, row: ShardingRule) -> float:
+        """Return the seconds of what an operation by a row exchanges itself (1)."""
+        amount = exchanged_bytes(self.graph, index, row)
+        if not amount:
+            return 0.0
+        group = self.pricing.group
+        return group.transfer_seconds(GroupCollective.ALL_REDUCE, amount, group.even)[0]
 
     def parameter_seconds(self, value: int, delivery: Delivery) -> float:
         """Return the seconds of the all-gather of a value that is stored in shards and used whole
@@ -309,6 +320,15 @@ class ProgramPlacement:
                 [[0.0 if fits(held, given) else np.inf for given in theirs] for held in ours]
             ),
         )
+
+
+def exchanged_bytes(graph: Graph, index: int, row: ShardingRule) -> float:
+    """Return the bytes of the all-reduce inside an operation that is done by a row: one number for
+    each position if its classes are cut."""
+    if row.local != BY_CLASSES:
+        return 0.0
+    value = graph.values[graph.nodes[index].inputs[0]]
+    return _SUM_BYTES * value.elements / value.shape[row.inputs[0].dim]
 
 
 def _places(inputs: Sequence[int]) -> dict[int, tuple[int, ...]]:

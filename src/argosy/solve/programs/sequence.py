@@ -43,6 +43,8 @@ RING = "ring"
 """The implementation of attention that passes keys and values around a ring."""
 # The operation that torch captures for attention on a CPU.
 ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+# Collectives by the value that they deliver.
+Gathers = dict[int, tuple[tuple[Conversion, CollectiveMethod], ...]]
 # The dim of tokens in queries, keys and values: samples, heads, tokens, elements of a head.
 _SEQUENCE_DIM = 2
 
@@ -81,7 +83,7 @@ class SequenceStates:
         self._bare = {
             at for at, value in enumerate(graph.values) if value.role in (Role.INPUT, Role.CONSTANT)
         }
-        self._of_batch = {at for at, value in enumerate(graph.values) if value.role is Role.INPUT}
+        self.of_batch = {at for at, value in enumerate(graph.values) if value.role is Role.INPUT}
         self._trained = {
             at for at, value in enumerate(graph.values) if value.role is Role.PARAMETER
         }
@@ -92,8 +94,8 @@ class SequenceStates:
         is_bare = self._bare.issuperset(node.inputs)
         if is_bare:
             self._bare.update(made)
-        if not self._of_batch.isdisjoint(node.inputs):
-            self._of_batch.update(made)
+        if not self.of_batch.isdisjoint(node.inputs):
+            self.of_batch.update(made)
         if not self._trained.isdisjoint(node.inputs):
             self._trained.update(made)
         row = only_whole(node) if is_bare else self._chosen(node)
@@ -139,7 +141,7 @@ class SequenceStates:
         if value in self.states:
             return self.states[value]
         shape = self.graph.values[value].shape
-        if value in self._of_batch and (value in self._bare or len(shape) > 2):
+        if value in self.of_batch and (value in self._bare or len(shape) > 2):
             dims = [
                 at
                 for at, size in enumerate(shape)
@@ -156,7 +158,7 @@ class SequenceStates:
         for at, state in enumerate(states):
             label = pattern.inputs[at][state.dim] if state.is_sharded else ""
             factor = (pattern.stretched or {}).get((at, label), 1)
-            if label and label != pattern.by_rows and state.outer % factor == 0:
+            if label and label not in pattern.local and state.outer % factor == 0:
                 cuts[label, state.outer // factor] = None
         kept = [cut for cut in cuts if all(cut[0] in labels for labels in pattern.outputs)]
         for label, outer in (*kept, *(cut for cut in cuts if cut not in kept)):
@@ -215,18 +217,15 @@ class SequenceStates:
         states = {value: state for value, state in self.states.items() if value in own} | dict(
             received
         )
-        needs = dict.fromkeys(value for value in whole if value in states)
-        for node, row in zip(graph.nodes, rows, strict=True):
-            for value, state in zip(node.inputs, row.inputs, strict=True):
-                if value in states and state != states[value]:
-                    needs[value] = None
-        collectives = {
-            value: ((_made_whole(states[value]), CollectiveMethod.RING),) for value in needs
-        }
+        collectives = _gathers(graph, rows, states, whole)
         deliveries = (WHOLE,) * len(graph.values)
         return GroupSteps(
             graph=graph, ratios=ratios, rows=rows, deliveries=deliveries, collectives=collectives
         )
+
+    def gathers(self) -> Gathers:
+        """Return the collectives that make values of the forward whole, except its results."""
+        return _gathers(self.graph, self.rows, self.states, ())
 
     @property
     def has_ring(self) -> bool:
@@ -241,6 +240,22 @@ class SequenceStates:
             for value, state in self.states.items()
             if state.is_sharded and state.outer == 1 and state.dim != self.sample_dims.get(value)
         )
+
+
+def _gathers(
+    graph: Graph,
+    rows: Sequence[ShardingRule],
+    states: Mapping[int, State],
+    whole: Collection[int],
+) -> Gathers:
+    """Return the collectives (5) of values that an operation reads in another state than they have,
+    and of those that must be ``whole``."""
+    needs = dict.fromkeys(value for value in whole if value in states)
+    for node, row in zip(graph.nodes, rows, strict=True):
+        for value, state in zip(node.inputs, row.inputs, strict=True):
+            if value in states and state != states[value]:
+                needs[value] = None
+    return {value: ((_made_whole(states[value]), CollectiveMethod.RING),) for value in needs}
 
 
 def _made_whole(state: State) -> Conversion:

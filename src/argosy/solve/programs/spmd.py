@@ -122,7 +122,7 @@ def tensor_program(
     """Return the cheapest program of tensor and sequence parallelism.
 
     Torch keeps a gathered weight until its backward. So only those weights are gathered that tensor
-    parallelism gathers without sequence parallelism, such as the one of a language model's loss.
+    parallelism gathers without sequence parallelism.
     """
     among = partial(StateChoices, graph, len(ratios), whole=frozenset(whole), stored=stored)
     plain = program_at(graph, among(kind=CutKind.TENSOR), pricing, ratios)

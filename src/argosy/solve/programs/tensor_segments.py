@@ -5,7 +5,8 @@ A group shares the forward of the step by the cheapest program among the cuts of
 positions between them (``tensor_program``), as the runtime does for every stage. In that program, a
 segment has
 
-    (1)  width      the most devices among which it leaves hardly any of its work and weights whole
+    (1)  width      the most devices among which it leaves hardly any of its work and weights, or of
+                    the model's, whole
     (2)  reduced    bytes of the all-reduces of what it makes; a gather, or a scatter, is half of
                     one. The backward of a collective is one of the same size, so a backward sends
                     as much as a forward
@@ -23,7 +24,7 @@ from statistics import fmean
 
 from argosy.cost.group import DeviceGroup, GroupCollective
 from argosy.errors import InfeasibleError
-from argosy.solve.programs.placement import Pricing
+from argosy.solve.programs.placement import Pricing, exchanged_bytes
 from argosy.solve.programs.spmd import Program, find_program, tensor_program
 from argosy.space.operations.calls import call_of
 from argosy.space.operations.flop import flop_of
@@ -37,8 +38,8 @@ from argosy.workload.part import forward_order, renamed
 _WHOLE_WORK = 0.02
 # Maximum share of a segment's weights that every device may hold whole.
 _WHOLE_WEIGHTS = 0.02
-# Weights below this share of a model's weights may be whole in any segment.
-_FEW_WEIGHTS = 1e-3
+# Work and weights below this share of the model's may be whole in any segment, such as masks.
+_LITTLE = 1e-3
 _ALL_REDUCES = {
     GroupCollective.ALL_REDUCE: 1.0,
     GroupCollective.ALL_GATHER: 0.5,
@@ -119,7 +120,9 @@ class _Forward:
         ]
         """Segment of each operation."""
         self.looks = [_look(self.graph, self.graph.nodes[first:end]) for first, end in self.bounds]
-        self.few = _FEW_WEIGHTS * chain.parameters
+        self.flop = [flop_of(call_of(self.graph, node)) for node in self.graph.nodes]
+        """FLOP of each operation."""
+        self.few, self.little = _LITTLE * chain.parameters, _LITTLE * sum(self.flop)
 
     def shares(self, width: int) -> list[_Share | None]:
         """Return how groups of this width share each segment, (1) to (3); None for a segment that
@@ -162,14 +165,14 @@ class _Forward:
     def _divided(self, program: Program) -> list[bool]:
         """Return for each segment whether hardly any work and weights are whole on every device."""
         work, weights = [[0.0, 0.0] for _ in self.bounds], [[0.0, 0.0] for _ in self.bounds]
-        for at, node, row in zip(self.segment, self.graph.nodes, program.rows, strict=True):
-            work[at][not row.units] += flop_of(call_of(self.graph, node))
+        for at, flop, row in zip(self.segment, self.flop, program.rows, strict=True):
+            work[at][not row.units] += flop
         for value in self.graph.parameters:
             for at in self._readers(value):
                 is_whole = program.deliveries[value].stored == REPLICATED
                 weights[at][is_whole] += self.graph.values[value].elements
         return [
-            undone <= _WHOLE_WORK * (done + undone)
+            undone <= max(self.little, _WHOLE_WORK * (done + undone))
             and whole <= max(self.few, _WHOLE_WEIGHTS * (cut + whole))
             for (done, undone), (cut, whole) in zip(work, weights, strict=True)
         ]
@@ -185,6 +188,8 @@ class _Forward:
                 )
                 share = _ALL_REDUCES.get(move.step.kind, 0.5 / len(program.group))
                 reduced[self.segment[node]] += share * self.graph.values[move.value].num_bytes
+        for node, row in enumerate(program.rows):
+            reduced[self.segment[node]] += exchanged_bytes(self.graph, node, row)
         return reduced
 
     def _stream(self, program: Program) -> list[float]:

@@ -15,9 +15,13 @@ from dataclasses import dataclass, replace
 
 from argosy.schedule import ScheduleSpec
 from argosy.solve.search.menu import Menu
-from argosy.solve.search.pipeline import PlanSearch
+from argosy.solve.search.pipeline import Choice, PlanSearch
 from argosy.solve.search.shape import gate
 from argosy.space.option import Vector
+
+# One branch is searched for this many steps before the branch with the least bound is looked up
+# again.
+_STEPS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +31,8 @@ class Branch:
     search: PlanSearch
     counts: Vector
     most_stages: int
+    spans: bool = False
+    """Whether all its plans have a tensor-parallel group across nodes."""
     is_whole: bool = True
     """Whether it has not been split by schedule and kind yet."""
 
@@ -45,6 +51,15 @@ class Branch:
             PlanSearch(menu, self.counts, self.most_stages, upper, slack=slack) for menu in parts
         )
         return [replace(self, search=search, is_whole=False) for search in searches]
+
+    def advance(
+        self, upper: float, goal: float
+    ) -> tuple[list[tuple[float, tuple[Choice, ...]]], list[tuple[Choice, ...]]]:
+        """Return the complete plans below ``upper`` that the next steps produce, with their bounds,
+        and these and one that the next node leads to."""
+        plans = self.search.advance(upper, goal, _STEPS)
+        dived = self.search.dive(upper)
+        return plans, [plan for _, plan in plans] + ([dived] if dived else [])
 
     def _by_kind(self) -> Iterator[Menu]:
         shape = self.search.shape

@@ -14,7 +14,8 @@ one sample.
              and there is only one route between two devices. Then permutations of a stage's nodes
              and of the replicas in them are symmetries of the plan: the replicas of a stage act at
              the same moment, and a transfer takes what NICs, the medium of a node or the links
-             between sites need for the whole micro-batch.
+             between sites need for the whole micro-batch. If a group fills several nodes, each of
+             them sends and receives its slice of every sample, as much as each other one.
 
 Kinds later in this list have tighter bounds. A plan is of the last kind that fits it, so the kinds
 divide all plans.

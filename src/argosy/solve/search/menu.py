@@ -50,6 +50,9 @@ from argosy.solve.search.tied import tied_apart
 from argosy.space.option import Option, PoolPart, Vector
 from argosy.space.price import FloatArray, Prices
 
+# All cuts of a grid.
+_ALL = slice(None)
+
 
 class Menu:
     """A set of options that are grouped by vector (in units of the search's granularity)."""
@@ -64,6 +67,7 @@ class Menu:
         *,
         kind: PlanKind | None = None,
         group: int | None = None,
+        spanning: bool = False,
     ) -> None:
         self.prices = prices
         self.grid = grid or all_cuts(prices)
@@ -82,11 +86,10 @@ class Menu:
         """For each vector, whether the last stage may take it."""
         self.last_site: int | None = None
         """Site of the last stage of all plans; None if it may be anywhere."""
-        self.kind = kind or (
-            PlanKind.MIXED
-            if any(len(option.parts) > 1 for option in self.options)
-            else PlanKind.ALIKE
-        )
+        self.spanning = spanning
+        """Whether a plan counts only if it has a tensor-parallel group across nodes."""
+        is_mixed = any(len(option.parts) > 1 for option in self.options)
+        self.kind = kind or (PlanKind.MIXED if is_mixed else PlanKind.ALIKE)
         """Kind of the plans that the menu makes; its bounds hold for those of later kinds too."""
         self.is_late: Callable[[], bool] = never
         """Whether the time of the search is up; suffix programmes are then abandoned."""
@@ -131,7 +134,9 @@ class Menu:
     @property
     def odd(self) -> NDArray[np.bool_]:
         """Return the options of which a plan has at least one if it is of this kind and of no later
-        one."""
+        one, or if it counts at all with ``spanning``."""
+        if self.spanning:
+            return np.array([option.has_spanning_group for option in self.options])
         odd: NDArray[np.bool_] = self.kinds == self.kind
         return odd
 
@@ -156,7 +161,7 @@ class Menu:
         assert self.grid.loose is None, "a coarse grid is for a first look"
         if shape.gate != self.shape.gate:
             options = self._by_vector(range(len(self.options)))
-            menu = Menu(self.prices, options, shape, self.ground)
+            menu = Menu(self.prices, options, shape, self.ground, spanning=self.spanning)
             menu.is_late = self.is_late
             return menu
         menu = copy.copy(self)
@@ -164,19 +169,38 @@ class Menu:
         return menu
 
     def by_kind(self) -> Iterator[Menu]:
-        """Yield the menus of all kinds of plans, those with the tightest bounds first."""
+        """Yield the menus of all kinds of plans, those with the tightest bounds first.
+
+        With ``spanning``, even plans count only if they have a group across nodes. For plans of
+        other kinds only their own kind is required: more plans than needed are searched again.
+        """
         even, alike = self.kinds == PlanKind.EVEN, self.kinds != PlanKind.MIXED
         if even.any():
             yield self._part(even, PlanKind.EVEN)
         if (self.kinds == PlanKind.ALIKE).any():
-            yield self if alike.all() else self._part(alike, PlanKind.ALIKE)
+            yield self._of_kind() if alike.all() else self._part(alike, PlanKind.ALIKE)
         if not alike.all():
-            yield self
+            yield self._of_kind()
+
+    def _of_kind(self) -> Menu:
+        """Return the menu for all plans of its kind."""
+        if not self.spanning:
+            return self
+        menu = copy.copy(self)
+        menu.spanning, menu.shared, menu.starts = False, {}, {}
+        return menu
 
     def _part(self, which: NDArray[np.bool_], kind: PlanKind) -> Menu:
         options = self._by_vector(np.nonzero(which)[0].tolist())
         menu = Menu(
-            self.prices, options, self.shape, self.ground, self.grid, kind=kind, group=self.group
+            self.prices,
+            options,
+            self.shape,
+            self.ground,
+            self.grid,
+            kind=kind,
+            group=self.group,
+            spanning=self.spanning and kind is PlanKind.EVEN,
         )
         menu.is_late = self.is_late
         return menu
@@ -283,14 +307,52 @@ class Menu:
     def _hops(self) -> list[FloatArray]:
         """Return the seconds of transfers along a thread (8) for each ``Where``: [option, cut], 0
         at the ends of the chain."""
-        common = 1 if self.follows_any else min(option.parts[0].most for option in self.options)
+        self._common = (
+            1 if self.follows_any else min(option.parts[0].most for option in self.options)
+        )
         hops = [
-            [hop_inside(option, self.ground, common) for option in self.options],
-            [hop_outside(option, common) for option in self.options],
+            [hop_inside(option, self.ground, self._common) for option in self.options],
+            [hop_outside(option, self._common) for option in self.options],
         ]
         for site in self._other_sites:
-            hops.append([hop_to_site(option, common, site) for option in self.options])
-        return [self._at_cuts(np.array(hop_seconds)) for hop_seconds in hops]
+            hops.append([hop_to_site(option, self._common, site) for option in self.options])
+        self._thread_hops = [np.array(hop_seconds) for hop_seconds in hops]
+        """[option, 2]: seconds per output byte of ``_common`` samples, and latency."""
+        return [self._at_cuts(hop_seconds) for hop_seconds in self._thread_hops]
+
+    def paired(
+        self, row: int, rows: Indices, cut: int, is_outside: NDArray[np.bool_]
+    ) -> FloatArray:
+        """Return the seconds of transfers (8) at a cut from a stage of option ``row`` to stages of
+        the options ``rows``; 0 if no more is known than without the second stage.
+
+        In plans of kind *alike*, the first replicas of both stages hold the first samples. They
+        have as many in common as the smaller of the two has, and each end needs its time for
+        them.
+        """
+        none = np.zeros(len(rows))
+        if self.kind is not PlanKind.ALIKE or self.follows_any or not self._own_samples[row]:
+            return none
+        common = np.minimum(self._own_samples[row], self._own_samples[rows])
+        inside, outside = (hops / (self._common, 1.0) for hops in self._thread_hops[:2])
+        seconds = none
+        for ends in (row, rows):
+            hops = np.where(is_outside[:, None], outside[ends], inside[ends])
+            hops[:, 0] *= common
+            at_cut = self._at_cuts(hops, slice(cut, cut + 1))[:, 0]
+            seconds = np.maximum(seconds, np.where(common > 0, at_cut, 0.0))
+        return seconds
+
+    @cached_property
+    def _own_samples(self) -> NDArray[np.int64]:
+        """Return the samples of the first replica of every option; 0 if parts of a sequence or
+        experts are shared, which are sent by several members."""
+        return np.array(
+            [
+                0 if option.context > 1 or option.expert > 1 else option.parts[0].most
+                for option in self.options
+            ]
+        )
 
     def _full_hops(self) -> list[FloatArray]:
         """Return the seconds of transfers in even plans (8) for each ``Where``: [option, cut]."""
@@ -378,16 +440,14 @@ class Menu:
         sites = self.beginnings.num_sites
         return range(sites if sites > 1 else 0)
 
-    def _at_cuts(self, hops: FloatArray) -> FloatArray:
-        """Return seconds of transfers at each cut, half of them if nothing comes back there.
+    def _at_cuts(self, hops: FloatArray, which: slice = _ALL) -> FloatArray:
+        """Return seconds of transfers at some cuts, half of them if nothing comes back there.
 
         Bounds count a transfer there and back as two of these; if there is only one, two halves are
         too little, which a bound may be.
         """
-        outputs, returned = (
-            self.prices.outputs[self.grid.cuts],
-            self.prices.returned[self.grid.cuts],
-        )
+        cuts = self.grid.cuts[which]
+        outputs, returned = self.prices.outputs[cuts], self.prices.returned[cuts]
         over = np.where(outputs > 0, outputs * hops[:, :1] + hops[:, 1:], 0.0)
         return (
             over

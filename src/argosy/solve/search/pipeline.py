@@ -27,7 +27,6 @@ import heapq
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,10 +36,10 @@ from argosy.solve.search.bounds import suffix_bounds
 from argosy.solve.search.crossings import NO_STAGES, Crossed, NextStages, line_load
 from argosy.solve.search.fan import Fan, fan_of
 from argosy.solve.search.menu import Menu
-from argosy.solve.search.prefix import Fixed, Rest, prefix_seconds, with_longer_hop
+from argosy.solve.search.prefix import Fixed, Rest, prefix_times, with_longer_hop
 from argosy.solve.search.replica_bound import replica_seconds
-from argosy.solve.search.row import FollowingPlace, Where, row_steps
-from argosy.solve.search.tied import tied_tails
+from argosy.solve.search.row import VectorSteps, Where, vector_steps
+from argosy.solve.search.tied import with_tied
 from argosy.space.option import Option, Vector
 from argosy.space.price import FloatArray
 
@@ -110,19 +109,6 @@ class _Entry:
     node: _Node = field(compare=False)
 
 
-class _Next(NamedTuple):
-    """The facts about a stage behind the fixed ones, for each vector that it may take."""
-
-    is_short: NDArray[np.bool_]
-    """Whether there are too few devices."""
-    left: NDArray[np.intp]
-    state: NDArray[np.intp]
-    begins: NDArray[np.bool_]
-    """Whether the stage before is certainly in another node."""
-    ends: NDArray[np.bool_]
-    """Whether the stage behind is certainly in another node."""
-
-
 class PlanSearch:
     """A best-first search that covers the complete plans of one sub-problem."""
 
@@ -150,14 +136,16 @@ class PlanSearch:
             menu.odd if self.bounds.odd is not None else np.zeros(len(menu.options), dtype=bool)
         )
         self.takes = np.array(menu.vectors)
-        self.ways = _ways(menu)
+        self.ways = menu.beginnings.all_ways()
         self.in_site = in_site(menu)
         self.line_load = line_load(menu, self.in_site)
         self.apart = menu.apart(upper)
         """The menu for first stages whose tied weights are not in one node; None if plans are not
         divided by that."""
-        self.nexts: dict[Vector, _Next] = {}
+        self.nexts: dict[Vector, VectorSteps] = {}
         self.fans: dict[tuple[int, int, bool], Fan] = {}
+        self.lasts: dict[tuple[Vector, int], Fixed] = {}
+        """The least last stages, by the devices that are left and the cut at which they begin."""
         self.heap: list[_Entry] = []
         self.tie = itertools.count()
         for left in range(1, len(self.bounds.any)):
@@ -247,28 +235,43 @@ class PlanSearch:
         is_long = count * len(node.choices) > _MOST_STEPS
         if is_long or node.is_played or not node.choices or len(self.shape.schedules) > 1:
             return node
-        rest = Rest(0.0, 0.0, 0.0)
-        if node.left:
-            following = self.bounds.after(has_odd=node.has_odd)[node.left][0]
-            rest = Rest(*following[:3, self.bounds.states.index(node.devices), node.first].tolist())
         (schedule,) = self.shape.schedules
-        stages = node.stages if node.left else self._with_tied(node)
-        seconds = prefix_seconds(schedule, len(node.choices) + node.left, count, stages, rest)
+        stages, rest = self._with_rest(node)
+        times = prefix_times(schedule, len(node.choices) + node.left, count, stages, rest)
+        seconds = times.end
+        if self.line_load is not None:
+            own = stages[: len(node.choices)]
+            queued = self.line_load.queued(node.crossed, node.first, node.left, own, times)
+            seconds = max(seconds, queued)
         if not node.left:
             ranges = [(choice.option, choice.first, choice.end) for choice in node.choices]
             seconds = max(seconds, replica_seconds(schedule, count, ranges, stages))
         return replace(node, fixed=max(node.fixed, bound, seconds * (1 - 1e-12)), is_played=True)
 
-    def _with_tied(self, node: _Node) -> tuple[Fixed, ...]:
-        """Return the stages of a complete plan; the first one with tied weights waits for their sum
-        with the other."""
-        stages = list(node.stages)
-        options = [choice.option for choice in node.choices]
-        ranges = [(choice.first, choice.end) for choice in node.choices]
-        for first, seconds in tied_tails(options, ranges, self.menu.ground):
-            forward, backward, late, over, back, tail, sent = stages[first]
-            stages[first] = (forward, backward, late, over, back, max(tail, seconds), sent)
-        return tuple(stages)
+    def _with_rest(self, node: _Node) -> tuple[tuple[Fixed, ...], Rest]:
+        """Return the stages of a node and the bounds of what follows; a single last stage follows
+        as a stage of its own."""
+        nothing = Rest(0.0, 0.0, 0.0)
+        if not node.left:
+            stages = [(choice.option, choice.first, choice.end) for choice in node.choices]
+            return with_tied(node.stages, stages, self.menu.ground), nothing
+        if node.left == 1:
+            return (*node.stages, self._least_last(node)), nothing
+        following = self.bounds.after(has_odd=node.has_odd)[node.left][0]
+        state = self.bounds.states.index(node.devices)
+        return node.stages, Rest(*following[:3, state, node.first].tolist())
+
+    def _least_last(self, node: _Node) -> Fixed:
+        """Return the last stage behind a node, with the least value of each number over all
+        options."""
+        key = (node.devices, node.first)
+        if key not in self.lasts:
+            fan = self._fan(node)
+            which = ~self._next(node.devices).is_short[fan.vector]
+            which &= fan.end == self.menu.grid.size
+            least = fan.fixed[:, which].min(axis=1, initial=np.inf).tolist()
+            self.lasts[key] = (*least, 0.0)
+        return self.lasts[key]
 
     def _push(self, bound: float, children: Iterator[tuple[float, _Node]], node: _Node) -> None:
         heapq.heappush(self.heap, _Entry(bound, (node.left, next(self.tie)), children, node))
@@ -288,13 +291,10 @@ class PlanSearch:
         for row in at[np.lexsort((rest[at], bound[at]))][:most].tolist():
             yield float(bound[row]), self._child(node, fan, row)
 
-    def _next(self, devices: Vector) -> _Next:
+    def _next(self, devices: Vector) -> VectorSteps:
         if devices not in self.nexts:
-            states = self.bounds.states
-            steps = row_steps(states.counts, np.array(devices), self.takes, self.menu.ground)
-            is_short = np.asarray((steps.left < 0).any(axis=1))
-            state = np.where(is_short, 0, steps.left @ states.steps)
-            self.nexts[devices] = _Next(is_short, steps.left, state, steps.begins, steps.ends)
+            ground = self.menu.ground
+            self.nexts[devices] = vector_steps(self.bounds.states, devices, self.takes, ground)
         return self.nexts[devices]
 
     def _fan(self, node: _Node) -> Fan:
@@ -405,7 +405,7 @@ class PlanSearch:
         )
 
     def _following(
-        self, node: _Node, fan: Fan, following: _Next, group: NDArray[np.intp]
+        self, node: _Node, fan: Fan, following: VectorSteps, group: NDArray[np.intp]
     ) -> tuple[FloatArray, ...]:
         """Return P, R, W and S of what follows every row, for a group of beginnings."""
         state = following.state[fan.vector]
@@ -429,6 +429,8 @@ class PlanSearch:
             return np.asarray(seconds)
         out = [float(table[node.row, node.first]) for table in self.menu.over]
         seconds = np.maximum(seconds, np.where(begins, out[Where.OTHER_NODE], 0.0))
+        paired = self.menu.paired(node.row, fan.option, node.first, begins)
+        seconds = np.maximum(seconds, paired)
         if len(self.in_site) > 1:
             near = self.in_site[:, self.menu.vector_of[node.row]]
             is_far = ~self.in_site[near][:, fan.vector].any(axis=0)
@@ -445,7 +447,7 @@ class PlanSearch:
         ahead, waiting = node.ahead + longer, node.drained + 2 * longer
         around = max(node.around + 2 * longer, ahead + float(fan.late[0]))
         alone = self._alone(node, fan, np.array([ahead]), np.array([around]), np.array([waiting]))
-        where = Where.OTHER_NODE if following.ends[vector] else Where.ANYWHERE
+        where = self._next_place(node, vector, is_outside=bool(following.ends[vector]))
         is_placed = where == Where.OTHER_NODE and len(self.in_site) == 1
         over = float(fan.over[where, 0])
         more = over - float(fan.over[Where.ANYWHERE, 0])
@@ -476,6 +478,14 @@ class PlanSearch:
             else node.crossed,
         )
 
+    def _next_place(self, node: _Node, vector: int, *, is_outside: bool) -> int:
+        """Return what is certain about the place of the stage behind the next one, which takes a
+        vector; ``is_outside`` tells whether it is in another node."""
+        site = self.menu.last_site
+        if node.left == 2 and site is not None and not self.in_site[site, vector]:
+            return Where.SITE + site
+        return Where.OTHER_NODE if is_outside else Where.ANYWHERE
+
     def _with_transfer(self, node: _Node, fan: Fan, longer: float) -> tuple[Fixed, ...]:
         """Return the fixed stages, the last of them with the transfer to a row whose place is
         known."""
@@ -484,12 +494,3 @@ class PlanSearch:
             return with_longer_hop(node.stages, longer)
         sending = float(boundary.between(self.menu.sending)[0])
         return with_longer_hop(node.stages, longer, sending)
-
-
-def _ways(menu: Menu) -> NDArray[np.intp]:
-    """Return [way, where or group, vector]; -1 if a vector has fewer ways."""
-    most = menu.beginnings.most_ways
-    padded = [
-        [*ways, *[FollowingPlace(-1, -1)] * (most - len(ways))] for ways in menu.beginnings.ways
-    ]
-    return np.array(padded).transpose(1, 2, 0)

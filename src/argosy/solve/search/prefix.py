@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from argosy.schedule import ActionKind, ScheduleSpec
 from argosy.schedule.generate import group_size
@@ -54,56 +55,78 @@ class Rest:
     ``solve.search.bounds``)."""
 
 
-def prefix_seconds(
+class PrefixTimes(NamedTuple):
+    """The results of the recurrence; every time is a lower bound, in seconds."""
+
+    end: float
+    """(3)."""
+    sent: list[list[float]]
+    """[stage, micro-batch]: when the output of a fixed stage begins to be sent on; empty with very
+    many micro-batches."""
+    returned: list[list[float]]
+    """[stage, micro-batch]: when its gradient begins to be sent back to that stage."""
+
+
+def prefix_times(
     schedule: ScheduleSpec,
     num_stages: int,
     num_micro_batches: int,
     fixed: Sequence[Fixed],
     rest: Rest,
-) -> float:
-    """Return the lower bound (3) in seconds; with very many micro-batches, only from each fixed
-    stage by itself."""
+) -> PrefixTimes:
+    """Return the lower bound (3) and the times of transfers; with very many micro-batches, only
+    the bound of each fixed stage by itself."""
     if num_micro_batches > MOST_PLAYED:
-        return max(
-            num_micro_batches * (forward + backward + late) + end
-            for forward, backward, late, _, _, end, _ in fixed
+        end = max(
+            num_micro_batches * (forward + backward + late) + tail
+            for forward, backward, late, _, _, tail, _ in fixed
         )
-    program = program_of(schedule, num_stages, len(fixed), num_micro_batches)
+        return PrefixTimes(end, [], [])
     last, free = len(fixed) - 1, [0.0] * len(fixed)
-    inputs = [[0.0] * num_micro_batches for _ in fixed]
-    gradients = [[0.0] * num_micro_batches for _ in fixed]
-    left = [0.0] * num_micro_batches
-    """When forwards leave the last fixed stage."""
+    leaving = [[0.0] * num_micro_batches for _ in fixed]
+    returned = [[0.0] * num_micro_batches for _ in fixed]
     sent = [0.0] * len(fixed)
     """When everything so far has left a stage."""
-    there_and_back = fixed[last][3] + fixed[last][4] + rest.way if num_stages > len(fixed) else 0.0
+    program = program_of(schedule, num_stages, len(fixed), num_micro_batches)
     for stage, kind, index, released_by in program:
         forward, backward, late, over, back, _, sending = fixed[stage]
         now = free[stage]
         if kind == FORWARD:
-            now = max(now, inputs[stage][index]) + forward
+            if stage:
+                now = max(now, leaving[stage - 1][index] + fixed[stage - 1][3])
+            now += forward
             leaves = max(now, sent[stage])
             sent[stage] = leaves + sending
-            if stage < last:
-                inputs[stage + 1][index] = leaves + over
-            else:
-                left[index] = leaves
+            leaving[stage][index] = leaves
         elif kind == _BACKWARD:
-            arrival = gradients[stage][index]
-            if stage == last:
-                arrival = left[released_by] + there_and_back
-                if num_stages > len(fixed):
-                    if index == 0:
-                        arrival = max(arrival, left[0] + over + back + rest.first)
-                    if index == num_micro_batches - 1:
-                        arrival = max(arrival, left[0] + over + back + rest.whole)
-            now = max(now, arrival) + backward
+            if stage < last:
+                now = max(now, returned[stage][index] + back)
+            elif num_stages == len(fixed):
+                now = max(now, leaving[stage][released_by])
+            else:
+                returned[stage][index] = _rest_ends(leaving[stage], index, released_by, over, rest)
+                now = max(now, returned[stage][index] + back)
+            now += backward
             if stage:
-                gradients[stage - 1][index] = now + fixed[stage - 1][4]
+                returned[stage - 1][index] = now
         else:
             now += late
         free[stage] = now
-    return max(end + stage[5] for end, stage in zip(free, fixed, strict=True))
+    end = max(seconds + stage[5] for seconds, stage in zip(free, fixed, strict=True))
+    return PrefixTimes(end, leaving, returned)
+
+
+def _rest_ends(
+    left: Sequence[float], index: int, released_by: int, over: float, rest: Rest
+) -> float:
+    """Return when the rest sends the gradient of a micro-batch back (2), in seconds; ``left`` has
+    the times when forwards leave the last fixed stage."""
+    end = left[released_by] + over + rest.way
+    if index == 0:
+        end = max(end, left[0] + over + rest.first)
+    if index == len(left) - 1:
+        end = max(end, left[0] + over + rest.whole)
+    return end
 
 
 def with_longer_hop(

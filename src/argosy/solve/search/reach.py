@@ -12,9 +12,14 @@ options, and never an earlier one for a later a. The furthest layer that devices
 
     (2)  r(u) = max over v <= u of e_v(r(u - v)),     r(0) = 0,
 
-and no plan takes T if all devices together do not reach the end of the chain. Memory, transfers and
-the number of stages are ignored here; ``solve.search.bounds`` includes them, and costs a hundred
-times as much.
+and no plan takes T if all devices together do not reach the end of the chain. Likewise, the
+earliest layer from which devices u reach the end is
+
+    (3)  q(u) = min over v <= u of the first a with e_v(a) >= q(u - v),     q(0) = the end,
+
+and no plan that takes T has a stage of option o on devices v unless, for some u, it reaches
+q(all - u - v) from a layer up to r(u). Memory, transfers and the number of stages are ignored here;
+``solve.search.bounds`` includes them, and costs a hundred times as much.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from argosy.solve.search.shape import Shape, estimated
 from argosy.space.enumerate import Scope, Shared
 from argosy.space.option import Option, PoolPart, Vector
 from argosy.space.price import FloatArray, Prices
-from argosy.space.rate import throughput_bound
+from argosy.space.rate import spanning_bound, throughput_bound
 
 # An interval of times is halved this often.
 _HALVINGS = 8
@@ -40,23 +45,57 @@ G."""
 
 
 def promising_shapes(
-    prices: Prices, shapes: Sequence[Shape], scope: Scope
+    prices: Prices, shapes: Sequence[Shape], scope: Scope, *, spanning: bool = False
 ) -> list[tuple[float, Shape]]:
     """Return the shapes with their throughput bounds, most promising first: a pipeline of a few
-    stages takes that many micro-batches longer to fill and drain."""
+    stages takes that many micro-batches longer to fill and drain. The bounds are of plans without
+    tensor-parallel groups across nodes or, with ``spanning``, of those with such a group."""
     units = scope.units if scope.context == (1,) else None
-    bounds = zip(shape_bounds(prices, shapes, units), shapes, strict=True)
-    return sorted(bounds, key=lambda item: (estimated(*item), -item[1].num_micro_batches))
-
-
-def shape_bounds(
-    prices: Prices, shapes: Sequence[Shape], units: Vector | None = None
-) -> list[float]:
-    """Return the throughput bound of each shape, in seconds."""
-    return [
-        shape.num_micro_batches * throughput_bound(prices, shape.micro_batch_size, units)
+    bound_of = spanning_bound if spanning else throughput_bound
+    bounds = [
+        shape.num_micro_batches * bound_of(prices, shape.micro_batch_size, units)
         for shape in shapes
     ]
+    return sorted(
+        zip(bounds, shapes, strict=True),
+        key=lambda item: (estimated(*item), -item[1].num_micro_batches),
+    )
+
+
+def shape_bounds(prices: Prices, shapes: Sequence[Shape], *, spanning: bool = False) -> list[float]:
+    """Return the throughput bound of each shape, in seconds; with ``spanning`` also of plans with
+    tensor-parallel groups across nodes."""
+    return [
+        shape.num_micro_batches
+        * throughput_bound(prices, shape.micro_batch_size, spanning=spanning)
+        for shape in shapes
+    ]
+
+
+def within_reach(
+    prices: Prices,
+    shape: Shape,
+    parts: Mapping[Vector, Sequence[Shared]],
+    rare: Mapping[Vector, Sequence[Shared]],
+    counts: Vector,
+    seconds: float,
+) -> dict[Vector, list[Shared]]:
+    """Return those of ``rare`` that a plan in less than ``seconds`` may have beside ``parts``."""
+    vectors = sorted({*parts, *rare})
+    ways = {
+        vector: list(
+            dict.fromkeys(own for own, _ in (*parts.get(vector, ()), *rare.get(vector, ())))
+        )
+        for vector in vectors
+    }
+    useful = ShapeBound(prices, shape, ways, counts).useful(seconds)
+    kept = {
+        vector: [
+            shared for shared in rare.get(vector, ()) if useful[at][ways[vector].index(shared[0])]
+        ]
+        for at, vector in enumerate(vectors)
+    }
+    return {vector: shared for vector, shared in kept.items() if shared}
 
 
 def reach_bound(
@@ -122,13 +161,42 @@ class ShapeBound:
     def covers(self, seconds: float) -> bool:
         """Return whether a plan may take a number of seconds."""
         ends = [self._ends(costs, seconds) for costs in self.costs]
+        return bool(self._reached(ends)[-1] == self.size)
+
+    def useful(self, seconds: float) -> list[list[bool]]:
+        """Return for each vector and option whether a plan that takes a number of seconds may have
+        a stage of it (3)."""
+        ends = [self._ends(costs, seconds) for costs in self.costs]
+        reached, begun = self._reached(ends), self._begun(ends)
+        layers = np.arange(self.size + 1)
+        useful = []
+        for (target, source), options in zip(self.moves, self.costs, strict=True):
+            first, last = reached[source], begun[self.num_states - 1 - target]
+            own = [self._ends([costs], seconds) for costs in options]
+            furthest = [np.maximum.accumulate(np.where(end > layers, end, -1)) for end in own]
+            useful.append([bool((end[first] >= last).any()) for end in furthest])
+        return useful
+
+    def _reached(self, ends: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
+        """Return r(u) for every state (2)."""
         reached = np.zeros(self.num_states, dtype=np.intp)
         while True:
             before = reached.copy()
             for (target, source), end in zip(self.moves, ends, strict=True):
                 reached[target] = np.maximum(reached[target], end[reached[source]])
             if (reached == before).all():
-                return bool(reached[-1] == self.size)
+                return reached
+
+    def _begun(self, ends: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
+        """Return q(u) for every state (3)."""
+        begun = np.full(self.num_states, self.size, dtype=np.intp)
+        begins = [np.searchsorted(np.maximum.accumulate(end), range(self.size + 1)) for end in ends]
+        while True:
+            before = begun.copy()
+            for (target, source), begin in zip(self.moves, begins, strict=True):
+                begun[target] = np.minimum(begun[target], begin[begun[source]])
+            if (begun == before).all():
+                return begun
 
     def _ends(self, options: Sequence[_Costs], seconds: float) -> NDArray[np.intp]:
         """Return for every first layer a the furthest end over the options of a vector, or a itself

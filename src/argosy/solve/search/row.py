@@ -98,6 +98,28 @@ class States:
         return rich, rich - self.index(vector)
 
 
+class VectorSteps(NamedTuple):
+    """The facts about a stage that takes the next devices, for each vector."""
+
+    is_short: Flags
+    """Whether there are too few devices."""
+    left: Indices
+    state: Indices
+    """The number of the state behind the stage; 0 if there are too few devices."""
+    begins: Flags
+    """Whether the stage before is certainly in another node."""
+    ends: Flags
+    """Whether the stage behind is certainly in another node."""
+
+
+def vector_steps(states: States, devices: Vector, vectors: Indices, ground: Ground) -> VectorSteps:
+    """Return the facts about the stage of each vector if ``devices`` are left."""
+    steps = row_steps(states.counts, np.array(devices), vectors, ground)
+    is_short = np.asarray((steps.left < 0).any(axis=1))
+    state = np.where(is_short, 0, steps.left @ states.steps)
+    return VectorSteps(is_short, steps.left, state, steps.begins, steps.ends)
+
+
 class FollowingPlace(NamedTuple):
     """A place that may follow the stages of a vector."""
 
@@ -180,6 +202,13 @@ class Beginnings:
             ordered = tuple(sorted(beginning for beginning in beginnings if beginning is not None))
             moves.append(Moves(ordered, before[which], after[which]))
         return moves
+
+    def all_ways(self) -> Indices:
+        """Return [way, where or group, vector]; -1 if a vector has fewer ways."""
+        padded = [
+            [*ways, *[FollowingPlace(-1, -1)] * (self.most_ways - len(ways))] for ways in self.ways
+        ]
+        return np.array(padded).transpose(1, 2, 0)
 
     @cached_property
     def most_ways(self) -> int:

@@ -5,7 +5,7 @@ that have them, B bytes, once the first of the stages is through. Devices of a n
 another in the ring. If it is not inside one node,
 
     (1)  2 (n - 1) / n B bytes leave every node of the ring through its NIC, and 2 (n - 1) latencies
-         pass
+         pass; a node of a group that fills several sends its slices only
     (2)  as many leave every site of the ring for another one, with the latencies between these
 
 The first stage alone does not determine where the ring goes. If (1) or (2) are long enough to
@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from argosy.solve.search.kinds import Ground
+from argosy.solve.search.prefix import Fixed
 from argosy.space.option import Option
 from argosy.space.place import row_places
 from argosy.space.pool import Pool
@@ -63,14 +64,17 @@ def tied_apart(
     if not ends or not all(ground.alone) or not all(ground.node_units):
         return []
     others = [pool for pool in prices.pools if site in (None, pool.site)]
-    apart = np.array(
-        [tied_seconds([option], ends[0], ground, others, leaves_node=True) for option in options]
-    )
+    nodes = max(number for option in options for number in option.nodes_of_copies)
+    least = [
+        tied_seconds([option], ends[0], ground, others, leaves_node=True, nodes_of_copy=nodes)
+        for option in options
+    ]
+    apart = np.array(least)
     if apart.max() <= _WORTH * upper:
         return []
     return [
-        (layer, partner, apart if (layer, partner) == (0, prices.num_layers - 1) else least)
-        for layer, partner, least in tied_costs(options, ground)
+        (layer, partner, apart if (layer, partner) == (0, prices.num_layers - 1) else anywhere)
+        for layer, partner, anywhere in tied_costs(options, ground)
     ]
 
 
@@ -81,10 +85,12 @@ def tied_seconds(
     others: Sequence[Pool] = (),
     *,
     leaves_node: bool = False,
+    nodes_of_copy: int = 1,
 ) -> float:
     """Return the least seconds of summing tied weights of two stages.
 
-    One of the stages may be unknown: then it has devices of at least one of the pools ``others``.
+    One of the stages may be unknown: then it has devices of at least one of the pools ``others``,
+    and a copy of the weights on at most ``nodes_of_copy`` nodes.
     ``leaves_node`` tells whether the ring is certainly not inside one node.
     """
     prices = stages[0].prices
@@ -95,7 +101,7 @@ def tied_seconds(
     if not leaves_node and not any(stage.spans_nodes for stage in stages):
         return least
     pools = list(itertools.chain.from_iterable(stage.pools for stage in stages))
-    ways = list(_ways_out_of_nodes(pools, others)) if ground.through_nics else []
+    ways = list(_ways_out_of_nodes(stages, others, nodes_of_copy)) if ground.through_nics else []
     are_known = len(stages) > 1 or len({pool.site for pool in others}) == 1
     if are_known and all(len(layers) == 2 for layers, _ in prices.chain.shared):
         ways += _ways_out_of_sites(pools, others)
@@ -103,12 +109,16 @@ def tied_seconds(
 
 
 def _ways_out_of_nodes(
-    pools: Sequence[Pool], others: Sequence[Pool]
+    stages: Sequence[Option], others: Sequence[Pool], nodes_of_copy: int
 ) -> Iterator[tuple[float, float]]:
     """Yield the rates and latencies of (1)."""
-    for group in (*([pool] for pool in pools), others):
-        if group and all(pool.nic_bandwidth for pool in group):
-            yield max(pool.nic_bandwidth for pool in group), min(pool.nic_latency for pool in group)
+    for stage in stages:
+        for rate, pool in zip(stage.ways_out, stage.pools, strict=True):
+            if rate:
+                yield rate, pool.nic_latency
+    if others and all(pool.nic_bandwidth for pool in others):
+        rate = nodes_of_copy * max(pool.nic_bandwidth for pool in others)
+        yield rate, min(pool.nic_latency for pool in others)
 
 
 def _ways_out_of_sites(
@@ -124,13 +134,13 @@ def _ways_out_of_sites(
 
 def _widest_way_out(option: Option, ground: Ground) -> float:
     ways = []
-    for part, pool in zip(option.parts, option.pools, strict=True):
+    for part, pool, rate in zip(option.parts, option.pools, option.ways_out, strict=True):
         inside = (
             0.0
             if ground.leaves_nodes(part, pool) and ground.plain
             else pool.intra_bandwidth * part.width
         )
-        ways.append(max(pool.nic_bandwidth, inside))
+        ways.append(max(rate, inside))
     return max(ways)
 
 
@@ -157,6 +167,19 @@ def tied_tails(
                 seconds
                 + max(prices.weigh_range(options[at].update, *ranges[at]) for at in (first, last)),
             )
+
+
+def with_tied(
+    fixed: Sequence[Fixed], stages: Sequence[tuple[Option, int, int]], ground: Ground
+) -> tuple[Fixed, ...]:
+    """Return the stages of a complete plan; the first one with tied weights waits for their sum
+    with the other. ``stages`` has an option, a first layer and an end for each."""
+    waiting = list(fixed)
+    options, ranges = [stage[0] for stage in stages], [stage[1:] for stage in stages]
+    for first, seconds in tied_tails(options, ranges, ground):
+        forward, backward, late, over, back, tail, sent = waiting[first]
+        waiting[first] = (forward, backward, late, over, back, max(tail, seconds), sent)
+    return tuple(waiting)
 
 
 def _leaves_node(prices: Prices, options: Sequence[Option], first: int, last: int) -> bool:

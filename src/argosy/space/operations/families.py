@@ -10,7 +10,7 @@ pattern; ``space/operations/rules.py`` turns patterns into rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from argosy.space.operations.sharding import Shape
@@ -18,6 +18,11 @@ from argosy.workload.graph import GraphNode
 
 # One label per dim of a tensor; ``""`` if the dim cannot be split.
 Labels = tuple[str, ...]
+BY_ROWS = "by rows"
+"""The implementation that looks up only those rows of a table, or log-probabilities of only those
+classes, that a device holds."""
+BY_CLASSES = "by classes"
+"""The implementation that normalises over the classes of all devices, whose sums it exchanges."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +38,8 @@ class Pattern:
     stretched: Mapping[tuple[int, str], int] | None = None
     """(tensor, inputs first; label): the dim holds this many copies of the label one after another
     (parts of a split or cat)."""
-    by_rows: str = ""
-    """A label that is split by an implementation of its own: rows of an embedding table."""
+    local: Mapping[str, str] = field(default_factory=dict)
+    """Labels that are split by an implementation of their own, and its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +141,18 @@ def attention(call: OperationCall) -> Pattern:
 
 def embedding(call: OperationCall) -> Pattern:
     places = letters(len(call.inputs[1]))
-    return Pattern((("v", "d"), places), ((*places, "d"),), by_rows="v")
+    return Pattern((("v", "d"), places), ((*places, "d"),), local={"v": BY_ROWS})
 
 
 def embedding_backward(call: OperationCall) -> Pattern:
     places = letters(len(call.inputs[1]))
-    return Pattern(((*places, "d"), places), (("v", "d"),), by_rows="v")
+    return Pattern(((*places, "d"), places), (("v", "d"),), local={"v": BY_ROWS})
+
+
+def experts(call: OperationCall) -> Pattern:
+    """Split tokens, or whole experts: the results of a device's own experts are partial sums."""
+    weights = tuple(("e", *[""] * (len(shape) - 1)) for shape in call.inputs[3:])
+    return Pattern((("t", ""), ("t", ""), ("t", ""), *weights), (("t", ""),))
 
 
 def _index_labels(call: OperationCall, indices: Any) -> tuple[Labels, list[Labels], Labels]:
@@ -269,21 +280,28 @@ def group_norm_backward(call: OperationCall) -> Pattern:
 
 
 def nll_loss(call: OperationCall) -> Pattern:
-    """Sum over samples and positions, or return one loss for each; weights of classes stay
-    whole."""
+    """Sum over samples, positions and classes, or over classes alone for one loss of each position;
+    weights of classes stay whole."""
     target = letters(len(call.inputs[1]))
-    x = (target[0], "", *target[1:]) if target else ("",)
+    x = (target[0], "c", *target[1:]) if target else ("c",)
     weight = (("",),) * (len(call.inputs) - 2)
-    summed = call.argument(3) != 0
-    return Pattern((x, target, *weight), (() if summed else target, ()))
+    result = () if call.argument(3) != 0 else target
+    return Pattern((x, target, *weight), (result, ()), local={"c": BY_ROWS})
 
 
 def nll_loss_backward(call: OperationCall) -> Pattern:
     target = letters(len(call.inputs[2]))
-    x = (target[0], "", *target[1:]) if target else ("",)
+    x = (target[0], "c", *target[1:]) if target else ("c",)
     weight = (("",),) * (len(call.inputs) - 4)
     grad = target if call.inputs[0] else ()
-    return Pattern((grad, x, target, *weight, ()), (x,))
+    return Pattern((grad, x, target, *weight, ()), (x,), local={"c": BY_ROWS})
+
+
+def log_softmax(call: OperationCall) -> Pattern:
+    """Split classes too: devices exchange one number for each position, in the backward also."""
+    labels = letters(call.rank)
+    classes = labels[call.argument(call.entry["dim"])] if labels else ""
+    return Pattern((labels,) * len(call.inputs), (labels,), local={classes: BY_CLASSES})
 
 
 def permute(call: OperationCall) -> Pattern:
@@ -430,9 +448,10 @@ FAMILIES: dict[str, Callable[[OperationCall], Pattern]] = {
     function.__name__: function
     for function in (
         addmm, along, attention, cat, convolution, convolution_backward, embedding,
-        embedding_backward, expand, factory, flip, folded, gather, group_norm, group_norm_backward,
-        index, index_put, layer_norm, layer_norm_backward, leading, nll_loss, nll_loss_backward,
-        pad, permute, pointwise, repeat, scatter, select, select_backward, select_scatter, slice,
-        slice_backward, slice_scatter, split, squeeze, stack, sum, unsqueeze, whole,
+        embedding_backward, expand, experts, factory, flip, folded, gather, group_norm,
+        group_norm_backward, index, index_put, layer_norm, layer_norm_backward, leading,
+        log_softmax, nll_loss, nll_loss_backward, pad, permute, pointwise, repeat, scatter, select,
+        select_backward, select_scatter, slice, slice_backward, slice_scatter, split, squeeze,
+        stack, sum, unsqueeze, whole,
     )
 }  # fmt: skip

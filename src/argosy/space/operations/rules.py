@@ -37,12 +37,10 @@ from argosy.space.operations.sharding import (
     from_flat_cut,
     sharded,
 )
-from argosy.workload.graph import Graph, GraphNode, Role
+from argosy.workload.graph import EXPERTS, Graph, GraphNode, Role
 
 Cut = tuple[int, int]
 """(outer, units) of a cut, as ``sharding`` defines them."""
-BY_ROWS = "by rows"
-"""The implementation that looks up only those rows of a table that a device holds."""
 
 
 class CutKind(StrEnum):
@@ -60,7 +58,8 @@ class CutKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingRule:
-    """A way to do an operation without communication."""
+    """A way to do an operation, without communication unless ``local`` names an implementation that
+    exchanges something itself."""
 
     inputs: tuple[State, ...]
     outputs: tuple[State, ...]
@@ -283,9 +282,10 @@ class StateChoices:
         if self._reshapes[index]:
             candidates += self._reshape_rows(index)
         for name, label in self.labels[index].items():
-            rows = (
-                label_row(pattern, name, cut) for cut in self._label_cuts(label, self.ends[index])
-            )
+            cuts = self._label_cuts(label, self.ends[index])
+            if name in pattern.local:
+                cuts = [(outer, units) for outer, units in cuts if outer == 1]
+            rows = (label_row(pattern, name, cut) for cut in cuts)
             candidates += [row for row in rows if sums_are_numbers(self.graph, node, row)]
         for chosen in pattern.linear:
             summed = [
@@ -297,7 +297,14 @@ class StateChoices:
                     PARTIAL if place in chosen else REPLICATED for place in range(num_in)
                 )
                 candidates.append(ShardingRule(inputs=inputs, outputs=(PARTIAL,) * num_out))
+        if node.op == EXPERTS:
+            candidates = [row for row in candidates if self._has_experts(node, row)]
         return tuple(row for row in candidates if not row.units or row.units in self._work_units)
+
+    def _has_experts(self, node: GraphNode, row: ShardingRule) -> bool:
+        """Return whether a row leaves experts where they are stored, because a module runs them."""
+        ends = zip(node.inputs, row.inputs, strict=True)
+        return all(self.stored.get(value, state) == state for value, state in ends)
 
     def _reshape_rows(self, index: int) -> Iterator[ShardingRule]:
         node, call = self.graph.nodes[index], self.calls[index]
@@ -317,7 +324,6 @@ def label_row(pattern: Pattern, label: str, cut: Cut) -> ShardingRule:
 
     num_in = len(pattern.inputs)
     outputs = [state(num_in + place, labels) for place, labels in enumerate(pattern.outputs)]
-    by_rows = label == pattern.by_rows
     summed = [
         split is None and (label, place) not in pattern.whole for place, split in enumerate(outputs)
     ]
@@ -331,7 +337,7 @@ def label_row(pattern: Pattern, label: str, cut: Cut) -> ShardingRule:
             for split, partial in zip(outputs, summed, strict=True)
         ),
         units=units,
-        local=BY_ROWS if by_rows else "",
+        local=pattern.local.get(label, ""),
     )
 
 

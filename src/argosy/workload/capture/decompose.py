@@ -251,13 +251,13 @@ def bernoulli_p(like: Tensor, keep: float = 0.5, *, generator: None = None) -> T
 
 
 def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """Apply dropout with a random mask (5)."""
+    """Apply dropout with a random mask (5), by the operations that torch uses on a CPU."""
     if train is False or p == 0:
         return x, torch.ones_like(x, dtype=torch.bool)
     if p == 1:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
-    mask = torch.ops.argosy.bernoulli(x, 1 - p, _next_place())
-    return x * mask / (1 - p), mask.to(torch.bool)
+    mask = torch.ops.argosy.bernoulli(torch.empty_like(x), 1 - p, _next_place())
+    return x * aten.div.Scalar(mask, 1 - p), mask.to(torch.bool)
 
 
 def _uniform(like: Tensor) -> Tensor:

@@ -44,6 +44,7 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from argosy.errors import InputError, invalid
 from argosy.workload.capture.blame import running_line
+from argosy.workload.capture.experts import experts
 from argosy.workload.capture.hooks import HOOKS_OF_TENSORS, refused_hook
 from argosy.workload.capture.initial import Recording, written_by
 from argosy.workload.capture.rewritten import rewritten
@@ -99,9 +100,11 @@ class GradientFlow(TorchDispatchMode):
             known = _known(args[0], mode.tracer)
             return function(*args, **kwargs) if known is None else known.item()
         graph, read = mode.tracer.graph, []
+        # The call of experts runs inside an autograd function, which disables gradients.
+        differentiates = torch.is_grad_enabled() or function is experts._opoverload
         for leaf in tree_iter((args, kwargs)):
             if isinstance(leaf, FunctionalTensor) and (node := node_of(leaf)) is not None:
-                passes = leaf.requires_grad and torch.is_grad_enabled()
+                passes = leaf.requires_grad and differentiates
                 read.append((node, passes))
                 if passes and self.marked:
                     self._check_gradients(leaf, node)
@@ -115,7 +118,7 @@ class GradientFlow(TorchDispatchMode):
         made = graph._root._prev
         while made is not last and made is not graph._root:
             inputs = made.all_input_nodes
-            stopped = without.intersection(inputs) if torch.is_grad_enabled() else inputs
+            stopped = without.intersection(inputs) if differentiates else inputs
             self.stopped.update((made.name, node.name) for node in stopped)
             made = made._prev
         for tensor, copy in zip(straight, before, strict=True):

@@ -85,7 +85,12 @@ def capture_forward(
     recording: Recording | None = None,
     name: str = "program",
 ) -> Forward:
-    """Return the forward of ``loss(model, batch)``; the model may be on any device."""
+    """Return the forward of ``loss(model, batch)``; the model may be on any device.
+
+    The trace is that of a CPU, so that a plan and its run have the same operations. Only
+    ``autocast`` needs the device that will run it: torch casts for other operations on a CPU.
+    """
+    device = device if autocast is not None else torch.device("cpu")
     fake = FakeModel(model=model, loss=loss, batch=batch, recording=recording or Recording())
 
     def traced(count: int) -> Graph:

@@ -41,6 +41,7 @@ from argosy.workload.capture.blame import blamed
 
 # Expected behaviour of ``build``, for error messages.
 BUILDS = "build() to return a model, a loss function and a batch"
+LOSSES = "a loss function loss_fn(model, batch), which calls the model"
 # Elements up to which a tensor exists at once.
 SMALL = 2**16
 _META, _CPU = torch.device("meta"), torch.device("cpu")
@@ -353,6 +354,8 @@ def run_build(build: Callable[[], Any], recording: Recording) -> tuple[nn.Module
     with blamed("build", expected=BUILDS), recording:
         built = build()
     match built:
+        case (nn.Module(), nn.modules.loss._Loss() as loss, _):
+            raise invalid("build", f"the loss {type(loss).__name__}", LOSSES)
         case (nn.Module() as model, loss, batch) if callable(loss):
             _check_memory(model)
             return model, loss, batch

@@ -38,6 +38,7 @@ from argosy.workload.capture.decompose import TABLE, numbered_masks
 from argosy.workload.capture.flow import Decided, GradientFlow, own_gradients
 from argosy.workload.capture.hooks import check_hooks
 from argosy.workload.capture.initial import FakeModel, build_fake
+from argosy.workload.capture.rewritten import attention_as_on_cpus
 from argosy.workload.capture.write import GraphWriter, StepInputs
 from argosy.workload.graph import OWN_GRADIENT, Graph, Role
 
@@ -107,7 +108,8 @@ def trace(
         return loss.detach(), gradients, trained, kept
 
     modules = ModuleStack(fake.model)
-    with tracing_flags(), modules, blamed(name, expected=RUNS, suggestion=ALONE):
+    flags, places = tracing_flags(), attention_as_on_cpus(device)
+    with flags, places, modules, blamed(name, expected=RUNS, suggestion=ALONE):
         made = trace_step(mode, step, weights, state, [tensor for _, tensor in tensors])
     names = [(n, Role.PARAMETER) for n, _ in parameters] + [(n, Role.BUFFER) for n, _ in buffers]
     names += [(n, Role.INPUT) for n, _ in tensors]
@@ -172,8 +174,9 @@ def trace_step(
     make = make_fx(function, TABLE, "fake", _allow_non_fake_inputs=True, record_stack_traces=True)
     with mode, numbered_masks(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # With oneDNN, a recurrent layer would be one operation that only CPUs have.
-        with torch.backends.mkldnn.flags(enabled=False):
+        # With oneDNN or cuDNN, a recurrent layer or a normalisation would be one operation that
+        # only some devices have.
+        with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False):
             traced = make(*inputs)
     traced.graph.eliminate_dead_code(
         lambda node: str(node.target) == OWN_GRADIENT or node.is_impure()

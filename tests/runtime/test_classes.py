@@ -1,0 +1,44 @@
+"""Losses over classes that several devices divide, and their gradients, are those of torch on one
+device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from runtime.class_cases import Problem, divided, gradient_of
+from runtime.rank_pool import RankPool
+from torch.nn import functional
+
+PROBLEMS = [
+    Problem((7, 11)),
+    Problem((7, 11), is_weighted=True, ignored=0.4),
+    Problem((7, 11), summed=False, is_weighted=True, ignored=0.4),
+    Problem((7, 11), ignored=1.0),
+    Problem((2, 5, 3, 4), ignored=0.2),
+    Problem((9,)),
+    Problem((64, 31), dtype=torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize("ratios", [(0.7, 0.3), (0.25, 0.5, 0.25)], ids=str)
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: f"{problem.shape}")
+def test_a_divided_loss_is_the_loss(
+    ranks: RankPool, problem: Problem, ratios: tuple[float, ...]
+) -> None:
+    x, targets, weights = problem.drawn()
+    x.requires_grad_()
+    expected = functional.cross_entropy(
+        x, targets, weights, reduction="sum" if problem.summed else "none", ignore_index=-100
+    )
+    expected.backward(gradient_of(expected))
+    kept = targets[targets != -100]
+    counted = weights[kept].sum() if weights is not None else float(len(kept.flatten()))
+    results = ranks(len(ratios), divided, problem, ratios)
+    half = problem.dtype is torch.bfloat16
+    close = {"rtol": 2e-2, "atol": 2e-2} if half else {"rtol": 1e-12, "atol": 1e-12}
+    for result in results:
+        torch.testing.assert_close(result["losses"], expected.detach(), **close)
+        assert result["counted"].item() == pytest.approx(float(counted))
+        size = result["gradient"].shape[problem.dim]
+        part = x.grad.narrow(problem.dim, result["first"], size)
+        torch.testing.assert_close(result["gradient"], part, **close)
