@@ -1,17 +1,28 @@
 """Predicted steps of Hugging Face models, captured and by their configs, on bundled clusters; needs
-transformers."""
+transformers.
+
+(1)  A config's layer i + 1 is block i. In the captured program the block begins at the first
+     segment that is named after it, and the head after the last segment of a block.
+(2)  A config's plan on the captured program has the same stages, cut by (1). If it fits into
+     memory, the program's own plan must be as fast.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from argosy.cluster.file import load_cluster
+from argosy.cluster.topology import Cluster
 from argosy.dtype import Dtype
+from argosy.plan.plan import ModelRef, Plan
 from argosy.planner import CapturedProgram, find_plan
+from argosy.sim.simulate import first_end, play
 from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
 from benchmarks.registry import Benchmark, Row
@@ -62,6 +73,37 @@ def by_config(config: Any, tokens: int) -> Chain:
         return load_model(str(path), sequence_length=tokens, dtype=Dtype.FP16)
 
 
+def borders(chain: Chain, program: Chain) -> dict[int, int]:
+    """Return (1) the program's segment at which every layer of the config begins or ends."""
+    blocks: dict[int, list[int]] = {}
+    for at, layer in enumerate(program.layers):
+        if block := re.search(r"\.(?:layers|h)\.(\d+)", layer.name):
+            blocks.setdefault(int(block[1]), []).append(at)
+    ends = len(chain.layers), len(program.layers)
+    head = ends[0] - 1, max(blocks[len(blocks) - 1]) + 1
+    return {0: 0, **{block + 1: min(at) for block, at in blocks.items()}, **dict((head, ends))}
+
+
+def exchanged(described: Plan, own: Plan, chain: Chain, program: Chain, cluster: Cluster) -> Row:
+    """Compare (2) the program's own plan with the config's plan on the program."""
+    at = borders(chain, program)
+    stages = tuple(
+        replace(stage, first=at[stage.first], end=at[stage.end]) for stage in described.stages
+    )
+    moved = replace(described, model=ModelRef.of(program), stages=stages)
+    timeline = play(moved, program, cluster, whole=True)
+    memory = {device.name: device.kind.memory for device in cluster.devices}
+    used = max(held / memory[name] for name, held in timeline.peak_memory().items())
+    what = f"{program.name} on {cluster.name}: "
+    if used > 1:
+        return Row(
+            what=f"{what}memory that the config's plan needs", value=used, unit="of the devices'"
+        )
+    assert own.predicted is not None
+    ratio = own.predicted.iteration_seconds / first_end(timeline)
+    return Row(what=f"{what}own over the config's plan", value=ratio, unit="x", target="<= 1.02")
+
+
 def rows() -> Iterator[Row]:
     for name, (config, tokens) in configs().items():
         program, chain = captured(config, tokens, name), by_config(config, tokens)
@@ -78,6 +120,7 @@ def rows() -> Iterator[Row]:
                 unit="x",
                 target="<= 1.05",
             )
+            yield exchanged(*plans, chain, program.chain, cluster)
 
 
 def measure() -> list[Row]:
