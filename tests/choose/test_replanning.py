@@ -35,7 +35,12 @@ def courses(on: str, off: str, low: float) -> Courses:
 
 
 @pytest.fixture(
-    scope="module", params=[("100 s", "100 s", 0.05), ("10 s", "10 s", 0.3)], ids=["slow", "fast"]
+    scope="module",
+    params=[
+        pytest.param(("100 s", "100 s", 0.05), marks=pytest.mark.exhaustive),
+        ("10 s", "10 s", 0.3),
+    ],
+    ids=["slow", "fast"],
 )
 def found(request: pytest.FixtureRequest) -> Courses:
     return courses(*request.param)

@@ -67,7 +67,10 @@ def scenarios() -> list[Cluster]:
     ]
 
 
-@pytest.fixture(scope="module", params=[Robust.MEAN, Robust.P95])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(Robust.MEAN, marks=pytest.mark.exhaustive), Robust.P95],
+)
 def choice(request: pytest.FixtureRequest, chain: Chain, scenarios: list[Cluster]) -> RobustChoice:
     return find_robust_plan(
         chain, load_cluster("mixed-16"), scenarios, global_batch=BATCH, robust=request.param
@@ -163,7 +166,12 @@ def test_a_link_that_is_down_at_first_may_come_later() -> None:
     "settings",
     [
         Settings(even_shares=True),
-        Settings(schedules=(ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=2),), max_width=1),
+        pytest.param(
+            Settings(
+                schedules=(ScheduleSpec(kind=ScheduleKind.INTERLEAVED, chunks=2),), max_width=1
+            ),
+            marks=pytest.mark.exhaustive,
+        ),
     ],
     ids=["even shares", "interleaved"],
 )

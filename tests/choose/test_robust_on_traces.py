@@ -18,7 +18,9 @@ def cases() -> dict[str, Case]:
     return {case.name: case for case in chain(generated_cases(), oboe_cases(), bamboo_cases())}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.exhaustive) for name in NAMES[1:])]
+)
 def test_the_plan_for_the_trace_beats_the_plan_for_its_average(
     name: str, cases: dict[str, Case]
 ) -> None:

@@ -25,7 +25,9 @@ def seconds(plan: Plan) -> float:
     return plan.predicted.iteration_seconds
 
 
-@pytest.mark.parametrize("name", ["two-cards", "mixed-8", "mixed-16"])
+@pytest.mark.parametrize(
+    "name", ["two-cards", "mixed-8", pytest.param("mixed-16", marks=pytest.mark.exhaustive)]
+)
 def test_every_replica_takes_as_many_samples(name: str) -> None:
     cluster = load_cluster(name)
     even = find_plan(CHAIN, cluster, global_batch=64, settings=EVEN)

@@ -65,7 +65,10 @@ def exact_settings(case: Case, **changes: Any) -> Settings:
     return replace(settings, **changes)
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize(
+    "block",
+    [*range(4), *(pytest.param(block, marks=pytest.mark.exhaustive) for block in range(4, 10))],
+)
 def test_no_plan_is_faster_than_the_planner_says(block: int) -> None:
     """On up to 8 devices of 3 pools: the best of all plans, and the bound is not above it."""
     compared = larger = 0

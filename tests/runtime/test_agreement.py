@@ -297,15 +297,28 @@ def start(
     ("options", "environment", "beside", "sentence"),
     [
         ((), {}, "OFFSET = 0", None),
-        (
+        pytest.param(
             ("--seed", "1"),
             {},
             "OFFSET = 0",
             "--seed: found 1 on rank 1 (n1.0), expected 0, as on rank 0 (n0.0)",
+            marks=pytest.mark.exhaustive,
         ),
         ((), {"WEIGHTS": "1"}, "OFFSET = 0", "initial values: found content"),
-        ((), {"DATA": "1"}, "OFFSET = 0", "the data of step 0: found content"),
-        ((), {"RATE": "0.1"}, "OFFSET = 0", "lr of the optimizer for 0.bias: found 0.1 on rank 1"),
+        pytest.param(
+            (),
+            {"DATA": "1"},
+            "OFFSET = 0",
+            "the data of step 0: found content",
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
+            (),
+            {"RATE": "0.1"},
+            "OFFSET = 0",
+            "lr of the optimizer for 0.bias: found 0.1 on rank 1",
+            marks=pytest.mark.exhaustive,
+        ),
         ((), {}, "OFFSET = 0.0", "beside.py: found content"),
     ],
     ids=["the same", "seed", "weights", "data", "rate", "a module"],

@@ -13,7 +13,9 @@ from argosy.lab.system import why_not
 
 
 @pytest.mark.flaky(reruns=4)  # it measures real time
-@pytest.mark.parametrize("in_lab", [True, False], ids=["lab", "processes"])
+@pytest.mark.parametrize(
+    "in_lab", [pytest.param(True, marks=pytest.mark.exhaustive), False], ids=["lab", "processes"]
+)
 def test_the_demo_trains_as_a_plain_loop_does(
     tmp_path: Path, in_lab: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

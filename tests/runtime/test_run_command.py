@@ -145,13 +145,19 @@ def test_what_is_planned_for_a_captured_program_is_run(tmp_path: Path) -> None:
     ("fault", "exit_code", "sentences"),
     [
         ("nan", 4, ["rank 1 (n0.1): the loss of step 2 is nan, first in micro-batch 0"]),
-        (
+        pytest.param(
             "batch",
             2,
             ["batch['tokens']: found a tensor of shape (9, 6), expected a first dim of 8"],
+            marks=pytest.mark.exhaustive,
         ),
         ("killed", 4, ["rank 1 (n0.1) was killed by SIGKILL", "lost contact with rank 1 (n0.1)"]),
-        ("broken", 4, ["rank 1 (n0.1): KeyError: 'no such shard'", "small_gpt.py:"]),
+        pytest.param(
+            "broken",
+            4,
+            ["rank 1 (n0.1): KeyError: 'no such shard'", "small_gpt.py:"],
+            marks=pytest.mark.exhaustive,
+        ),
     ],
     ids=["nan", "batch", "killed", "broken"],
 )

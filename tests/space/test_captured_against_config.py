@@ -20,6 +20,7 @@ from argosy.workload.load import load_model
 
 SAMPLES, LAYERS = 8, 3
 TOKENS = {"llama": 2048, "gpt2": 1024}
+NAMES = [pytest.param("llama", marks=pytest.mark.exhaustive), "gpt2"]
 
 
 def config_of(name: str) -> Any:
@@ -53,7 +54,7 @@ def described(name: str, folder: Path) -> Chain:
     return load_model(str(path), sequence_length=TOKENS[name], dtype=Dtype.FP16)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", NAMES)
 def test_layers_and_segments_take_the_same_time(name: str, tmp_path: Path) -> None:
     """On every kind of device, forward and backward by themselves."""
     program, chain = captured(name), described(name, tmp_path)
@@ -72,7 +73,7 @@ def test_layers_and_segments_take_the_same_time(name: str, tmp_path: Path) -> No
     assert program.chain.parameters == chain.parameters
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", NAMES)
 def test_plans_for_both_are_as_fast(name: str, tmp_path: Path) -> None:
     program, chain = captured(name), described(name, tmp_path)
     cluster = load_cluster("two-cards")

@@ -31,7 +31,7 @@ from argosy.space.operations.sharding import (
 )
 from argosy.workload.graph import Graph, GraphNode
 
-MANY = {"bert", "vision", "mixtral", "plain"}
+MANY = {"bert", "gpt2", "language", "llama", "mixtral", "plain", "t5", "vision"}
 """Models whose operations others have too."""
 
 
