@@ -14,7 +14,14 @@ from argosy.cluster.catalogue import device_kind
 from argosy.cluster.device import Device, Reached
 from argosy.cluster.file import load_cluster
 from argosy.cost.calibration import Calibration
-from argosy.cost.compute import ComputeModel, Portion, layer_seconds, stage_seconds, update_seconds
+from argosy.cost.compute import (
+    ComputeModel,
+    Portion,
+    layer_seconds,
+    recompute_seconds,
+    stage_seconds,
+    update_seconds,
+)
 from argosy.dtype import Dtype
 from argosy.errors import InputError
 from argosy.plan.plan import Recompute, Replica, Stage
@@ -356,23 +363,48 @@ ATTENTIVE = replace(BLOCK, attention_flop=1e9, parameters=0, activation_bytes=0.
 
 
 def test_attention_has_a_share_of_the_peak_of_its_own() -> None:
-    """3 GFLOP of products at 1.076 x 0.5 x 100 TFLOP/s and 1 of attention at 0.25 x 100; twice that
-    in the backward."""
+    """3 GFLOP of products at 1.076 x 0.5 x 100 TFLOP/s and 1 of attention at 7 / 6 x 0.25 x 100;
+    twice that in the backward, at 14 / 15 x 0.25 x 100."""
     plain = ComputeModel(forward_floor=0.0, backward_floor=0.0)
     ahead, back = seconds(ATTENTIVE, model=plain, device=MIXED)
-    assert ahead == pytest.approx(3e9 / 53.8e12 + 1e9 / 25e12)
-    assert back == pytest.approx(6e9 / 48.3e12 + 2e9 / 25e12)
+    assert ahead == pytest.approx(3e9 / 53.8e12 + 6 / 7 * 1e9 / 25e12)
+    assert back == pytest.approx(6e9 / 48.3e12 + 15 / 14 * 2e9 / 25e12)
     fixed = replace(plain, forward_peak=0.3, backward_peak=0.3, attention_peak=0.1)
     assert seconds(ATTENTIVE, model=fixed, device=MIXED)[0] == pytest.approx(
-        3e9 / 30e12 + 1e9 / 10e12
+        3e9 / 30e12 + 6 / 7 * 1e9 / 10e12
     )
+
+
+def test_a_fused_backward_of_attention_takes_two_and_a_half_forwards() -> None:
+    """Recomputation of unfused attention, which keeps its scores, takes half of a backward."""
+    plain = ComputeModel(forward_floor=0.0, backward_floor=0.0)
+    alone = replace(ATTENTIVE, forward_flop=1e9, backward_flop=2e9)
+    ahead, back = seconds(alone, model=plain, device=MIXED)
+    assert back / ahead == pytest.approx(2.5)
+    assert ahead + back == pytest.approx(3e9 / 25e12)
+    ahead, back = seconds(replace(alone, score_bytes=1.0), model=plain, device=MIXED)
+    assert back / ahead == pytest.approx(2.0)
+
+
+def test_a_recomputation_that_stops_early_leaves_out_the_last_product() -> None:
+    plain = ComputeModel(forward_floor=0.0, backward_floor=0.0)
+    layer = replace(ATTENTIVE, last_flop=1e9)
+    portion = Portion(device=MIXED, samples=1)
+    ahead, _ = layer_seconds(plain, TOY, layer, portion)
+    early = replace(TOY, stops_early=True)
+    again = [
+        recompute_seconds(plain, chain, layer, portion, Recompute.FULL, ahead)
+        for chain in (TOY, early)
+    ]
+    assert again[0] == ahead
+    assert again[0] - again[1] == pytest.approx(1e9 / 53.8e12)
 
 
 def test_under_fp8_only_projections_of_blocks_are_multiplied_in_it() -> None:
     plain = ComputeModel(forward_floor=0.0, backward_floor=0.0)
     chain, portion = replace(TOY, dtype=Dtype.FP8), Portion(device=MIXED, samples=1)
     ahead, _ = layer_seconds(plain, chain, ATTENTIVE, portion)
-    assert ahead == pytest.approx(3e9 / (1.076 * 0.4 * 200e12) + 1e9 / 25e12)
+    assert ahead == pytest.approx(3e9 / (1.076 * 0.4 * 200e12) + 6 / 7 * 1e9 / 25e12)
     head = replace(HEAD, tied_to=None, tied_parameters=0, activation_bytes=0.0)
     assert layer_seconds(plain, chain, head, portion)[0] == pytest.approx(10e9 / 53.8e12)
     assert (
@@ -390,4 +422,4 @@ def test_a_fused_step_moves_less_and_a_group_that_repeats_the_sequence_more() ->
     one = Portion(device=CARD, samples=1, share=0.5, width=2)
     split = layer_seconds(eager, TOY, still, one)[0]
     whole = layer_seconds(eager, replace(TOY, sequence_parallel=False), still, one)[0]
-    assert whole - split == pytest.approx(2.1 * still.output_bytes / (0.8 * 1e12))
+    assert whole - split == pytest.approx(0.33 * still.output_bytes / (0.8 * 1e12))

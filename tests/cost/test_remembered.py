@@ -194,6 +194,7 @@ def test_every_constant_of_a_calibration_is_recorded() -> None:
         "buffers": Buffers.TORCHTITAN,
         "gradient_dtype": Dtype.FP32,
         "reduce_dtype": Dtype.FP32,
+        "shard": 2,
     }
     others |= {
         "forward_peak": 0.5,

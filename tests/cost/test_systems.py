@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from argosy.calibrate.run import Degrees, even_plan
+from argosy.calibrate.table import machines
 from argosy.cluster.catalogue import device_kind
 from argosy.cluster.device import Device
 from argosy.cluster.file import load_cluster
@@ -17,7 +19,8 @@ from argosy.cost.memory import activation_bytes, state_bytes, working_bytes
 from argosy.cost.uncertainty import interval, is_close, relative_error
 from argosy.dtype import Dtype
 from argosy.plan.plan import CostModelRef, Recompute, Replica, Stage
-from argosy.workload.chain import Selective
+from argosy.sim.simulate import iteration_seconds
+from argosy.workload.chain import Buffers, Selective
 from argosy.workload.load import load_model, read_profiles
 
 LLAMA = load_model("llama-3-8b", sequence_length=2048)
@@ -113,11 +116,53 @@ def test_links_outside_nodes_may_reach_another_share() -> None:
     assert {share for name, share in shares.items() if "nvlink" in name} == {0.5}
 
 
-def test_asynchronous_groups_wait_for_half_of_what_they_reduce() -> None:
+def test_asynchronous_groups_wait_for_two_thirds_of_what_they_reduce() -> None:
     plain, late = (Calibration(async_tensor=one).chain(GPT) for one in (False, True))
     reduced = [sum(layer.reduced_bytes for layer in chain.layers) for chain in (plain, late)]
-    assert reduced[1] == reduced[0] / 2 > 0
+    assert reduced[1] == pytest.approx(0.66 * reduced[0])
     assert late.async_tensor
+
+
+def test_torchtitan_gathers_in_fp8_what_it_multiplies_in_fp8() -> None:
+    """Of a reduction the gather has one byte per element and the scatter two; of ZeRO 3 the two
+    gathers have one and the scatter of fp32 gradients four."""
+    chain = replace(GPT, dtype=Dtype.FP8)
+    plain, titan = (
+        Calibration(buffers=buffers, reduce_dtype=Dtype.FP32).chain(chain) for buffers in Buffers
+    )
+    reduced = [sum(layer.reduced_bytes for layer in chain.layers) for chain in (plain, titan)]
+    assert reduced[1] == 3 / 4 * reduced[0] > 0
+    assert (plain.exchanged_bytes(3), titan.exchanged_bytes(3)) == (8 / 3, 2)
+    assert (plain.exchanged_bytes(1), titan.exchanged_bytes(1)) == (3, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("constants", "recompute", "passes"),
+    [
+        ({}, Recompute.FULL, 1),
+        ({"repeats_exchanges": True}, Recompute.FULL, 2),
+        ({"repeats_exchanges": True, "stops_early": True}, Recompute.FULL, 1.75),
+        ({"repeats_exchanges": True, "selective": Selective.PRODUCTS}, Recompute.SELECTIVE, 1.5),
+        ({"repeats_exchanges": True, "selective": Selective.ATTENTION}, Recompute.SELECTIVE, 1),
+    ],
+)
+def test_backwards_repeat_exchanges_as_the_engine_and_the_fold_price_them(
+    constants: dict[str, Any], recompute: Recompute, passes: float
+) -> None:
+    calibration = Calibration(**constants)
+    chain, cluster = calibration.chain(GPT), machines("A100-80GB", 4)
+    degrees = Degrees(tensor=4, micro_batch=64, global_batch=256, recompute=recompute)
+    plan, model = even_plan(degrees, chain, cluster), calibration.compute_model()
+    bare = replace(chain, layers=tuple(replace(layer, reduced_bytes=0.0) for layer in chain.layers))
+    reduced = sum(layer.reduced_bytes for layer in chain.layers)
+    once = 2 * 64 * reduced * 3 / 4 / (0.79 * 300e9)
+    for whole in (True, False):
+        with_sums, without = (
+            iteration_seconds(plan, each, cluster, model, whole=whole) for each in (chain, bare)
+        )
+        # Latencies are the rest.
+        assert with_sums - without == pytest.approx(4 * (1 + passes) * once, rel=0.1)
+        assert with_sums - without > 4 * (1 + passes) * once
 
 
 def test_a_calibration_scales_measured_seconds() -> None:

@@ -131,8 +131,10 @@ def test_the_search_prices_a_stage_as_the_engine_computes_it(zero: int) -> None:
 
 
 def test_the_catalogue_has_a_rate_for_cards_of_nvidia_and_for_no_cpu() -> None:
-    assert device_kind("A100-80GB").exchange_rate == pytest.approx(108 * 10e9)
-    assert device_kind("H100-80GB").exchange_rate == pytest.approx(132 * 370e9 / 24, rel=0.01)
+    assert device_kind("V100-32GB").exchange_rate == pytest.approx(80 * 10e9)
+    # A product is 30 to 40 % slower beside an exchange at the rate that collectives reach.
+    for kind, link in (("A100-80GB", 0.79 * 300e9), ("H100-80GB", 0.79 * 450e9)):
+        assert 0.3 <= link / device_kind(kind).exchange_rate <= 0.4
     for kind in catalogue():
         is_card = kind.vendor == "NVIDIA"
         assert (kind.exchange_rate < 1e13) == is_card, kind.name

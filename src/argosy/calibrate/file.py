@@ -108,9 +108,9 @@ class _File(Schema):
     runs: list[_Run] = Field(min_length=1)
 
 
-def read_measured(source: Path | str) -> Measurements:
+def read_measured(source: Path | str, *, partly: bool = False) -> Measurements:
     """Read runs from a JSON file of this form, a published table (CSV), or a folder of Sailor's
-    runs."""
+    runs; if ``partly``, rows of a table that cannot be read are left out, with the reasons."""
     path = Path(source)
     if not is_there(path):
         expected = (
@@ -120,7 +120,7 @@ def read_measured(source: Path | str) -> Measurements:
     if path.is_dir():
         return sailor.read_sailor_runs(path)
     if path.suffix == ".csv":
-        return _read_table(path)
+        return _read_table(path, partly=partly)
     return read_runs(path)
 
 
@@ -134,16 +134,18 @@ _TABLES = (
 """Published tables that can be read, with the columns that each must have."""
 
 
-def _read_table(path: Path) -> Measurements:
+def _read_table(path: Path, *, partly: bool) -> Measurements:
     columns = columns_of(path)
     for needed, read in _TABLES:
         if columns >= set(needed):
-            return read(path)
-    nearest = min(_TABLES, key=lambda table: len(set(table[0]) - columns))[0]
-    missing = [name for name in nearest if name not in columns]
-    raise invalid(
-        file=str(path), line=1, expected=f"the columns {', '.join(missing)} beside the others"
-    )
+            return read(path, partly=partly)
+    if not columns:
+        raise invalid(file=str(path), expected="a head line and at least one row")
+    nearest = max(_TABLES, key=lambda table: len(columns & set(table[0])) / len(table[0]))[0]
+    missing = ", ".join(sorted(set(nearest) - columns))
+    if not columns & set(nearest):
+        raise invalid(file=str(path), line=1, expected="the columns of a table that can be read")
+    raise invalid(file=str(path), line=1, expected=f"the columns {missing} beside the others")
 
 
 def read_runs(path: Path | str) -> Measurements:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from argosy.calibrate.run import Degrees, MeasuredRun, Measurements
-from argosy.calibrate.table import TableRow, machines, published_gpt, read_table
+from argosy.calibrate.table import TableRow, machines, published_gpt, read_rows
 from argosy.dtype import Dtype
 from argosy.plan.plan import Recompute
 from argosy.workload.chain import Selective
@@ -41,14 +41,14 @@ _TOKENS, _WORDS = 2048, 51_200
 _RUNS = (("seconds_full", Recompute.FULL), ("seconds_seqsel", Recompute.SELECTIVE))
 
 
-def read_korthikanti(path: Path | str) -> Measurements:
+def read_korthikanti(path: Path | str, *, partly: bool = False) -> Measurements:
     """Read a table in which every row is two runs."""
-    runs = tuple(
-        replace(_run(row, column, recompute), row=index)
-        for index, row in enumerate(read_table(path))
-        for column, recompute in _RUNS
-    )
-    return Measurements(source=Path(path).stem, runs=runs)
+
+    def pair(row: TableRow, number: int) -> list[MeasuredRun]:
+        return [replace(_run(row, column, again), row=number) for column, again in _RUNS]
+
+    rows = read_rows(path, pair, partly=partly)
+    return Measurements(source=Path(path).stem, runs=rows.values, left_out=rows.left_out)
 
 
 def _run(row: TableRow, column: str, recompute: Recompute) -> MeasuredRun:
@@ -73,6 +73,7 @@ def _run(row: TableRow, column: str, recompute: Recompute) -> MeasuredRun:
         settings={
             "sequence_parallel": recompute is Recompute.SELECTIVE,
             "selective": Selective.ATTENTION,
+            "repeats_exchanges": True,
             "compiled": True,
             "gradient_dtype": Dtype.FP32,
         },

@@ -10,11 +10,12 @@ learned for the row's length, a vocabulary of 50,368, biases, flash attention, a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from argosy.calibrate.run import Degrees, MeasuredRun, Measurements
-from argosy.calibrate.table import TableRow, kind_named, machines, one_of, read_table
+from argosy.calibrate.table import TableRow, kind_named, machines, one_of, read_rows
 from argosy.dtype import Dtype
 from argosy.errors import Mismatch, bad_input
 from argosy.plan.plan import Recompute
@@ -39,8 +40,6 @@ COLUMNS = frozenset(
         "# GPUs",
         "GPU",
         "MicroBatchSize",
-        "GradAccum",
-        "GlobalBatchSize",
         "Throughput (T/s)",
         "Precision",
         "Sharding Strategy",
@@ -66,21 +65,25 @@ _WORDS = 50_368
 _ZERO = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0}
 
 
-def read_llm_foundry(path: Path | str) -> Measurements:
+def read_llm_foundry(path: Path | str, *, partly: bool = False) -> Measurements:
     """Read a table in which every row is a run."""
-    runs = tuple(map(_run, read_table(path)))
-    return Measurements(source=Path(path).stem, runs=runs, prefetch=True)
+    rows = read_rows(path, lambda row, number: [replace(_run(row), row=number)], partly=partly)
+    return Measurements(
+        source=Path(path).stem, runs=rows.values, prefetch=True, left_out=rows.left_out
+    )
 
 
 def _run(row: TableRow) -> MeasuredRun:
-
     devices, tokens = row.count("# GPUs"), row.count("SeqLen (T)")
-    batch, micro = row.count("GlobalBatchSize"), row.count("MicroBatchSize")
-    product = micro * row.count("GradAccum") * devices
+    micro = row.count("MicroBatchSize")
+    product = micro * devices * row.count("GradAccum", 1)
+    batch = row.count("GlobalBatchSize", product)
+    if "GradAccum" not in row.cells and batch % product == 0:
+        product = batch
     if product != batch:
         expected = f"MicroBatchSize x GradAccum x # GPUs = {product}"
         raise bad_input(expected, batch, f"{row.file}:{row.line}: GlobalBatchSize")
-    checkpoints = row.value("Activation Checkpointing", _is_true)
+    checkpoints = row.is_true("Activation Checkpointing")
     dtype = row.value("Precision", _dtype)
     chain = mpt(row["Model"], tokens, dtype, file=f"{row.file}:{row.line}")
     degrees = Degrees(
@@ -95,20 +98,14 @@ def _run(row: TableRow) -> MeasuredRun:
         chain,
         machines(row.value("GPU", kind_named), devices),
         name=f"{chain.name} s{tokens} {degrees!r}",
-        settings={"fused_loss": True},
+        settings={"fused_loss": True, "stops_early": True},
         seconds=batch * tokens / row.amount("Throughput (T/s)"),
     )
 
 
-def _is_true(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise Mismatch(text, "True or False")
-    return text.lower() == "true"
-
-
 def _dtype(text: str) -> Dtype:
     names = {"bf16": Dtype.BF16, "fp16": Dtype.FP16, "fp8": Dtype.FP8, "fp32": Dtype.FP32}
-    name = text.removeprefix("amp_")
+    name = text.lower().removeprefix("amp_")
     if name not in names:
         raise Mismatch(text, f"one of {', '.join(names)}, or amp_ and one of these")
     return names[name]
@@ -117,6 +114,7 @@ def _dtype(text: str) -> Dtype:
 @cache
 def mpt(name: str, tokens: int, dtype: Dtype, *, file: str = "") -> Chain:
     """Return an MPT model by the name of its size."""
+    name = name.lower().removeprefix("mpt-")
     if name not in _SHAPES:
         raise bad_input(f"one of the MPT sizes {', '.join(_SHAPES)}", name, f"{file}: Model")
     hidden, blocks, heads = _SHAPES[name]

@@ -35,7 +35,7 @@ from argosy.cluster.fitted import inside_links
 from argosy.cluster.topology import Cluster, Route
 from argosy.cluster.trace import FloatArray
 from argosy.cost.calibration import Calibration
-from argosy.cost.communicate import num_reductions, ring_seconds
+from argosy.cost.communicate import num_reductions, reduction_passes, ring_seconds
 from argosy.cost.compute import (
     ComputeModel,
     Portion,
@@ -206,7 +206,8 @@ class _Pricing:
             late = waiting(self.model.spread, stage.num_devices)
             taken = taken_seconds(chain, stage, device, portion.share)
             forward = late * sum(f for f, _ in times) + reduce + taken[0]
-            backward = late * sum(b for _, b in times) + reduce + taken[1]
+            again = reduction_passes(chain, stage.recompute)
+            backward = late * sum(b for _, b in times) + reduce * again + taken[1]
             if self.calibration.prefetch and stage.zero == 3 and stage.num_holders > 1:  # (5)
                 around = self._around(chain, stage, cluster)
                 forward, backward = max(forward, around), max(backward, 2 * around)

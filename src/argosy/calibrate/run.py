@@ -37,7 +37,7 @@ class MeasuredRun:
     """Constants that this run states and no fit may change: ``compiled``, ``sequence_parallel``,
     ``selective``, ``gradient_dtype``, ``reduce_dtype``."""
     row: int | None = None
-    """Row of the table that the run was read from, if a row has several runs; else None."""
+    """Row of the table that the run was read from; None if runs are not rows of a table."""
 
     @classmethod
     def even(cls, degrees: Degrees, chain: Chain, cluster: Cluster, **facts: Any) -> MeasuredRun:
@@ -64,6 +64,8 @@ class Measurements:
     them."""
     prefetch: bool = False
     """Whether that software exchanges what ZeRO shards layer by layer, beside compute."""
+    left_out: tuple[str, ...] = ()
+    """Why rows of a table were left out, a sentence for each."""
 
     def __repr__(self) -> str:
         return f"{self.source}: {len(self.runs)} runs"

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from argosy.calibrate.run import MeasuredRun, Measurements
-from argosy.calibrate.table import TableRow, read_table, whole_number
+from argosy.calibrate.table import TableRow, read_rows, whole_number
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.document import Document, JsonObject
@@ -81,14 +81,13 @@ _NOT_A_RUN = "not a run"
 """Text in the judgement of a row whose figures are those of another run."""
 
 
-def read_mixed(path: Path | str) -> Measurements:
+def read_mixed(path: Path | str, *, partly: bool = False) -> Measurements:
     """Read the rows of a table of mixed runs whose times are possible; a folder ``sailor`` beside
     or above the table has the layer times.
 
     Their memory is omitted: it is all that was in use on a card, and nothing states how much of it
     a process took beside the model.
     """
-    rows = read_table(path)
     places = (parent / "sailor" for parent in Path(path).resolve().parents)
     home = next((place for place in places if (place / "layer-times.json").exists()), None)
     if home is None:
@@ -97,14 +96,22 @@ def read_mixed(path: Path | str) -> Measurements:
         )
     chain, profiles = read_sailor(home, _MODEL)
     bandwidths = read_sailor_bandwidths(home)
-    runs = []
-    for index, row in enumerate(rows):
+
+    def run_of(row: TableRow, number: int) -> list[MeasuredRun]:
         if _NOT_A_RUN in row["judgement"]:
-            continue
+            return []
         run = _mixed_run(row, len(chain.layers))
         measured = _measured(run, row["run"], chain, bandwidths, file=f"{path}:{row.line}")
-        runs.append(replace(measured, row=index, peak_bytes=None))
-    return Measurements(source=Path(path).stem, runs=tuple(runs), profiles=profiles, blocking=True)
+        return [replace(measured, row=number, peak_bytes=None)]
+
+    rows = read_rows(path, run_of, partly=partly)
+    return Measurements(
+        source=Path(path).stem,
+        runs=rows.values,
+        profiles=profiles,
+        blocking=True,
+        left_out=rows.left_out,
+    )
 
 
 def _mixed_run(row: TableRow, num_layers: int) -> SailorRun:

@@ -12,18 +12,19 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from argosy.cluster.catalogue import device_kind
+from argosy.cluster.catalogue import catalogue, device_kind
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.document import Document, read_text
 from argosy.dtype import Dtype
-from argosy.errors import Mismatch, invalid, show
+from argosy.errors import ArgosyError, Mismatch, invalid, refused, show
 from argosy.units import SIZE
 from argosy.workload.chain import Chain
 from argosy.workload.huggingface import read_config
@@ -59,6 +60,17 @@ _OUTSIDE = {"V100": 100, "A100": 1600, "A800": 1600}
 """NICs of a node together, in Gbit/s."""
 # NICs of a node of any other kind, in Gbit/s: one of 400 Gbit/s for each device.
 _OUTSIDE_OTHERS = 3200
+# Words of a card's name beside its kind in the catalogue.
+_BESIDE = re.compile(r"nvidia|amd|tesla|geforce|instinct|hbm\d?e?|sxm\d?|ecc", re.IGNORECASE)
+# Cells that a table has at least.
+_FEWEST_CELLS = 4
+# A number whose thousands are separated by commas.
+_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
+# Texts in place of a figure: of a run that had too little memory, and of one not measured.
+_OUT_OF_MEMORY = ("oom", "out of memory", "cuda oom")
+_NOT_MEASURED = ("", "-", "n/a", "na", "none", "nan")
+# Texts of settings that are off.
+_OFF = dict.fromkeys(("0", "false", "no", "off", "", "-"), False)
 # Share of NVLink's stated rate that collectives reach.
 _NVLINK_REACHED = 0.79
 
@@ -82,23 +94,69 @@ class TableRow:
             return parse(text)
         except Mismatch as error:
             raise invalid(
-                column, show(text), error.expected, file=self.file, line=self.line
+                column,
+                show(text),
+                error.expected,
+                file=self.file,
+                line=self.line,
+                suggestion=error.suggestion,
             ) from None
 
-    def count(self, column: str) -> int:
+    def count(self, column: str, default: int | None = None) -> int:
+        """Return a whole number; ``default`` if it is given and the table has no such column."""
+        if default is not None and column not in self.cells:
+            return default
         return self.value(column, whole_number)
+
+    def is_true(self, column: str) -> bool:
+        """Return whether a setting is on; False if the table has no such column."""
+        return column in self.cells and self.value(column, truth)
 
     def amount(self, column: str) -> float:
         return self.value(column, positive)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RowsRead(Generic[Value]):
+    """A record of the values that were read from a table, and of the rows that were not."""
+
+    values: tuple[Value, ...]
+    left_out: tuple[str, ...]
+    """Why rows were left out, a sentence for each."""
+
+
+def read_rows(
+    path: Path | str, read: Callable[[TableRow, int], Iterable[Value]], *, partly: bool
+) -> RowsRead[Value]:
+    """Read every row of a table, given with its number.
+
+    The first row that cannot be read raises an ``InputError``; if ``partly``, such rows are left
+    out, unless none can be read.
+    """
+    values: list[Value] = []
+    left_out: list[str] = []
+    for number, row in enumerate(read_table(path)):
+        try:
+            values += read(row, number)
+        except (ArgosyError, Mismatch) as error:
+            place = f"{row.file}:{row.line}"
+            sentence = str(error) if place in str(error) else f"{place}: {error}"
+            if not partly:
+                raise error if place in str(error) else refused(sentence) from None
+            left_out.append(sentence)
+    if not values and left_out:
+        raise refused(left_out[0])
+    return RowsRead(values=tuple(values), left_out=tuple(left_out))
+
+
 def one_of(names: Mapping[str, Value]) -> Callable[[str], Value]:
-    """Return a parser of the names of these values."""
+    """Return a parser of the names of these values, in upper or lower case."""
 
     def parse(text: str) -> Value:
-        if text not in names:
+        by_lower_name = {name.lower(): value for name, value in names.items()}
+        if text.lower() not in by_lower_name:
             raise Mismatch(text, f"one of {', '.join(names)}")
-        return names[text]
+        return by_lower_name[text.lower()]
 
     return parse
 
@@ -106,7 +164,7 @@ def one_of(names: Mapping[str, Value]) -> Callable[[str], Value]:
 def whole_number(text: str) -> int:
     """Return a whole number above 0; raise a ``Mismatch`` for any other text."""
     try:
-        number = int(text)
+        number = int(_plain(text).removesuffix(".0"))
     except ValueError:
         number = 0
     if not 0 < number < 10**12:
@@ -116,8 +174,10 @@ def whole_number(text: str) -> int:
 
 def positive(text: str) -> float:
     """Return a finite number above 0; raise a ``Mismatch`` for any other text."""
+    if text.lower() in _OUT_OF_MEMORY:
+        raise Mismatch(text, "a run that ended, because only such runs are judged")
     try:
-        number = float(text)
+        number = float(_plain(text))
     except ValueError:
         number = 0.0
     if not 0 < number < math.inf:
@@ -125,49 +185,66 @@ def positive(text: str) -> float:
     return number
 
 
+def _plain(text: str) -> str:
+    """Return a number without the commas that separate its thousands."""
+    return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
+
+
+def truth(text: str) -> bool:
+    """Return whether a setting is on; an empty text means that it is off."""
+    return one_of(dict.fromkeys(("1", "true", "yes", "on"), True) | _OFF)(text)
+
+
 def gibibytes(text: str) -> float | None:
-    """Return the bytes of a number of GiB; None for an empty text."""
-    if not text:
+    """Return the bytes of a number of GiB; None if nothing was measured."""
+    if text.lower() in _NOT_MEASURED:
         return None
     try:
-        amount = positive(text)
-    except Mismatch:
-        raise Mismatch(text, "GiB, or nothing") from None
+        amount = positive(text.lower().removesuffix("gib").strip())
+    except Mismatch as error:
+        is_over = text.lower() in _OUT_OF_MEMORY
+        raise Mismatch(text, error.expected if is_over else "GiB, or nothing") from None
     return SIZE.parse(f"{amount} GiB")
 
 
 def read_table(path: Path | str) -> list[TableRow]:
-    """Read a CSV with a head line; lines before it that name the source are skipped."""
-    text = read_text(path).lstrip("\ufeff")
-    lines = text.splitlines()
-    skipped = next(
-        (at for at, line in enumerate(lines) if line.strip() and not _is_source(line)), len(lines)
-    )
-    reader = csv.reader(io.StringIO("\n".join(lines[skipped:]), newline=""), strict=True)
+    """Read a table with a head line, whose cells are separated by commas, semicolons or tabs;
+    comments and blank lines are skipped."""
+    lines = read_text(path).lstrip("\ufeff").splitlines()
+    kept = [(number, line) for number, line in enumerate(lines, 1) if not _is_skipped(line)]
+    separator = max(",;\t", key=kept[0][1].count) if kept else ","
     rows: list[TableRow] = []
     head: list[str] = []
+    text = io.StringIO("\n".join(line for _, line in kept), newline="")
+    reader = csv.reader(text, strict=True, delimiter=separator)
+    line = 1
     try:
         for cells in reader:
-            line = skipped + reader.line_num
+            line = kept[reader.line_num - 1][0]
             if not head:
                 head = [cell.strip() for cell in cells]
-            elif len(cells) == len(head):
-                by_column = dict(zip(head, cells, strict=True))
-                rows.append(TableRow(file=str(path), line=line, cells=by_column))
-            elif cells:
+            elif len(cells) != len(head):
                 expected = f"a row of {len(head)} cells, as the head has"
                 raise invalid(file=str(path), line=line, found=str(len(cells)), expected=expected)
+            elif any(map(str.strip, cells)):
+                by_column = dict(zip(head, cells, strict=True))
+                rows.append(TableRow(file=str(path), line=line, cells=by_column))
     except csv.Error as error:
-        line = skipped + reader.line_num
+        line = kept[reader.line_num - 1][0] if reader.line_num else line
         raise invalid(
             file=str(path), line=line, found=str(error), expected="a row of a CSV"
         ) from None
     return rows
 
 
-def _is_source(line: str) -> bool:
-    """Return whether a line is a comment about the source; a head line may begin with ``#`` too."""
-    return line.startswith("#") and line[1:].lstrip().lower().startswith("source")
+def _is_skipped(line: str) -> bool:
+    """Return whether a line is blank or a comment: it begins with ``#`` and names a source or has
+    hardly any cells; a head line may begin with ``#`` too."""
+    if not line.strip():
+        return True
+    names_source = line[1:].lstrip().lower().startswith("source")
+    is_short = max(map(line.count, ",;\t")) < _FEWEST_CELLS - 1
+    return line.startswith("#") and (names_source or is_short)
 
 
 def columns_of(path: Path | str) -> frozenset[str]:
@@ -179,28 +256,40 @@ def columns_of(path: Path | str) -> frozenset[str]:
 
 
 def kind_named(text: str) -> str:
-    """Return the name of a device kind of the catalogue."""
-    return device_kind(text.strip().replace("_", "-")).name
+    """Return the name of a device kind of the catalogue.
+
+    Makers, sockets and kinds of memory in a card's name are ignored; a family of which the
+    catalogue has one size of memory stands for that card.
+    """
+    words = [word for word in re.split(r"[\s_-]+", text.strip()) if not _BESIDE.fullmatch(word)]
+    name = "-".join(words)
+    sizes = [
+        kind.name
+        for kind in catalogue()
+        if re.fullmatch(rf"{re.escape(name)}-\d+GB", kind.name, re.IGNORECASE)
+    ]
+    is_known = any(kind.name.lower() == name.lower() for kind in catalogue())
+    return sizes[0] if len(sizes) == 1 and not is_known else device_kind(name).name
 
 
 @cache
 def machines(kind: str, count: int) -> Cluster:
-    """Return a cluster of ``count`` devices of one kind, in nodes of eight."""
+    """Return a cluster of ``count`` devices of one kind, in nodes of eight, or of the largest
+    smaller number that divides ``count``."""
+    per_node = max(size for size in range(1, PER_NODE + 1) if count % size == 0)
     family, *rest = kind.split("-")
     is_linked = family in _INSIDE and not set(rest) & set(_CARDS)
     inside = (
         _NVLINK_REACHED * _INSIDE[family] if is_linked else device_kind(kind).host_bandwidth / 1e9
     )
     outside = _OUTSIDE.get(family, _OUTSIDE_OTHERS)
-    node: dict[str, Any] = {"name": "n", "devices": {"kind": kind, "count": min(count, PER_NODE)}}
-    if count > 1:
+    node: dict[str, Any] = {"name": "n", "devices": {"kind": kind, "count": per_node}}
+    if per_node > 1:
         medium = "nvlink" if is_linked else "pcie"
         node["intra"] = [{"medium": medium, "bandwidth": f"{inside} GB/s", "latency": "3 us"}]
-    if count > PER_NODE:
-        if count % PER_NODE:
-            raise Mismatch(count, f"a multiple of {PER_NODE} devices")
+    if count > per_node:
         node |= {
-            "count": count // PER_NODE,
+            "count": count // per_node,
             "nic": {"bandwidth": f"{outside} Gbit/s", "latency": "5 us"},
         }
     content = {"name": f"{kind.lower()}-x{count}", "nodes": [node]}

@@ -6,23 +6,26 @@ group. FSDP shards weights (ZeRO 3); under pipeline parallelism it does not gath
 every micro-batch (ZeRO 1), and there are as many micro-batches as pipeline stages, torchtitan's
 default. *selective op* checkpointing keeps the results of every second matrix product, *selective
 layer* recomputes every second block; both are treated as the former here. Weights are fp32 shards,
-gathered in bf16; gradients are kept and summed in fp32. A report of 2025 or later that compiles the
-model also compiles the loss, which then makes no fp32 copies of the logits; in 2024 compiling the
-loss was turned off. The year is part of ``source``.
+gathered in bf16, or fp8 if products are in fp8; gradients are kept and summed in fp32. If there are
+more devices than the degrees state, such groups have copies (hybrid sharding). A report of 2025 or
+later that compiles the model also compiles the loss, which then makes no fp32 copies of the logits;
+in 2024 compiling the loss was turned off. The year is part of ``source``.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from argosy.calibrate.run import Degrees, MeasuredRun, Measurements
-from argosy.calibrate.table import TableRow, gibibytes, kind_named, machines, one_of, read_table
+from argosy.calibrate.table import TableRow, gibibytes, kind_named, machines, one_of, read_rows
 from argosy.dtype import Dtype
+from argosy.errors import Mismatch, invalid
 from argosy.plan.plan import Recompute
 from argosy.workload.chain import Buffers, Chain, Selective
-from argosy.workload.load import load_architecture
+from argosy.workload.load import load_architecture, preset_names
 from argosy.workload.transformer import build_chain
 
 # Columns that the table must have.
@@ -32,10 +35,6 @@ COLUMNS = frozenset(
         "gpus",
         "kind",
         "fsdp",
-        "tp",
-        "pp",
-        "cp",
-        "vp",
         "local_batch",
         "seq",
         "ac",
@@ -44,45 +43,72 @@ COLUMNS = frozenset(
     }
 )
 # Presets by the name of the size.
-_MODELS = {"8B": "llama-3-8b", "70B": "llama-3-70b", "405B": "llama-3.1-405b"}
+_MODELS = {
+    "1B": "llama-3.2-1b",
+    "3B": "llama-3.2-3b",
+    "8B": "llama-3-8b",
+    "70B": "llama-3-70b",
+    "405B": "llama-3.1-405b",
+}
 # Recomputation by the name of the checkpointing.
 _RECOMPUTE = {
     "none": Recompute.NONE,
+    "no": Recompute.NONE,
+    "off": Recompute.NONE,
+    "selective": Recompute.SELECTIVE,
     "selective op": Recompute.SELECTIVE,
+    "per op sac": Recompute.SELECTIVE,
+    "sac": Recompute.SELECTIVE,
     "selective layer": Recompute.SELECTIVE,
     "full": Recompute.FULL,
 }
-# Number formats by the name of the precision.
-_DTYPES = {"bf16": Dtype.BF16, "float8": Dtype.FP8, "fp8": Dtype.FP8}
+# Number formats by how the name of the precision begins.
+_DTYPES = {
+    "bf16": Dtype.BF16,
+    "bfloat16": Dtype.BF16,
+    "float8": Dtype.FP8,
+    "fp8": Dtype.FP8,
+    "mxfp8": Dtype.FP8,
+    "fp16": Dtype.FP16,
+    "fp32": Dtype.FP32,
+}
 # First year in which compiling a model compiled its loss too.
 _LOSS_COMPILED_SINCE = 2025
 
 
-def read_torchtitan(path: Path | str) -> Measurements:
+def read_torchtitan(path: Path | str, *, partly: bool = False) -> Measurements:
     """Read a table in which every row is a run."""
-    runs = tuple(map(_run, read_table(path)))
-    return Measurements(source=Path(path).stem, runs=runs, prefetch=True)
+    rows = read_rows(path, lambda row, number: [replace(_run(row), row=number)], partly=partly)
+    return Measurements(
+        source=Path(path).stem, runs=rows.values, prefetch=True, left_out=rows.left_out
+    )
 
 
 def _run(row: TableRow) -> MeasuredRun:
-    devices, tokens, pipeline = (row.count(name) for name in ("gpus", "seq", "pp"))
-    local, data = row.count("local_batch"), row.count("fsdp")
-    chain = _llama(
-        row.value("model", one_of(_MODELS)), tokens, row.value("precision", one_of(_DTYPES))
-    )
+    devices, tokens, shard = (row.count(name) for name in ("gpus", "seq", "fsdp"))
+    tensor, pipeline, context, chunks = (row.count(name, 1) for name in ("tp", "pp", "cp", "vp"))
+    local, width = row.count("local_batch"), tensor * pipeline * context
+    if devices % (shard * width):
+        found, expected = f"{devices} gpus", f"a multiple of fsdp x tp x pp x cp = {shard * width}"
+        raise invalid(file=row.file, line=row.line, found=found, expected=expected)
+    data = devices // width
+    chain = _llama(row.value("model", _preset), tokens, row.value("precision", _dtype))
     degrees = Degrees(
-        tensor=row.count("tp"),
+        tensor=tensor,
         data=data,
         pipeline=pipeline,
-        context=row.count("cp"),
-        chunks=row.count("vp"),
+        context=context,
+        chunks=chunks,
         micro_batch=max(1, local // pipeline),
-        global_batch=local * data,
+        global_batch=max(1, local // pipeline) * min(local, pipeline) * data,
         recompute=row.value("ac", one_of(_RECOMPUTE)),
         zero=3 if pipeline == 1 else 1,
     )
+    if degrees.global_batch != local * data:
+        expected = f"a multiple of pp = {pipeline}, or less"
+        raise invalid("local_batch", str(local), expected, file=row.file, line=row.line)
     rate = row.amount("tokens_per_s_per_gpu")
-    is_compiled = row.cells.get("compile", "0").strip() == "1"
+    is_compiled = row.is_true("compile")
     return MeasuredRun.even(
         degrees,
         chain,
@@ -92,14 +118,36 @@ def _run(row: TableRow) -> MeasuredRun:
         settings={
             "compiled": is_compiled,
             "fused_loss": is_compiled and _year(row) >= _LOSS_COMPILED_SINCE,
-            "async_tensor": row.cells.get("async_tp", "0").strip() == "1",
+            "async_tensor": row.is_true("async_tp"),
+            "shard": shard if shard < data else None,
             "buffers": Buffers.TORCHTITAN,
             "selective": Selective.PRODUCTS,
+            "stops_early": True,
+            "repeats_exchanges": True,
             "gradient_dtype": Dtype.FP32,
             "reduce_dtype": Dtype.FP32,
         },
         peak_bytes=row.value("memory_gib", gibibytes) if "memory_gib" in row.cells else None,
     )
+
+
+def _preset(text: str) -> str:
+    """Return the name of a preset: of a size of Llama 3, or a preset's own name."""
+    name = re.sub(r"[\s_]+", "-", text.lower())
+    name = re.sub(r"^llama-?3", "llama-3", name)
+    if name in preset_names():
+        return name
+    if text.upper() not in _MODELS:
+        raise Mismatch(text, f"one of {', '.join(_MODELS)}, or a model that comes with Argosy")
+    return _MODELS[text.upper()]
+
+
+def _dtype(text: str) -> Dtype:
+    """Return the number format of a precision, whose name may go on with a way of scaling."""
+    first = re.split(r"[\s_-]", text.lower())[0]
+    if first not in _DTYPES:
+        raise Mismatch(text, f"one of {', '.join(_DTYPES)}")
+    return _DTYPES[first]
 
 
 def _year(row: TableRow) -> int:

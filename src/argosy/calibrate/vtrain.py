@@ -14,7 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from argosy.calibrate.run import Degrees, MeasuredRun, Measurements
-from argosy.calibrate.table import TableRow, published_gpt, read_table
+from argosy.calibrate.table import TableRow, published_gpt, read_rows, read_table
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.document import Document
@@ -50,14 +50,14 @@ _NODE = {
 }
 
 
-def read_vtrain(path: Path | str) -> Measurements:
+def read_vtrain(path: Path | str, *, partly: bool = False) -> Measurements:
     """Read a table in which every row is a run on the same node."""
     rows = read_table(path)
     if rows and not rows[0].cells.keys() >= set(COLUMNS):
         raise invalid(file=str(path), line=1, expected=f"the columns {', '.join(COLUMNS)}")
     cluster = build_cluster(Document("vtrain", _NODE, {}), folder=Path())
-    runs = tuple(_run(row, cluster) for row in rows)
-    return Measurements(source="vTrain, 8 x A100", runs=runs)
+    read = read_rows(path, lambda row, _: [_run(row, cluster)], partly=partly)
+    return Measurements(source="vTrain, 8 x A100", runs=read.values, left_out=read.left_out)
 
 
 def _run(row: TableRow, cluster: Cluster) -> MeasuredRun:

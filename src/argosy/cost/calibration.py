@@ -98,6 +98,16 @@ class Calibration:
     """Whether tensor-parallel groups split the sequence outside their matrix products."""
     selective: Selective = Selective.ELEMENTWISE
     """Meaning of selective recomputation."""
+    stops_early: bool = False
+    """Whether full recomputation ends as soon as everything that a backward needs is there, so that
+    the last product of a block is not repeated."""
+    shard: int | None = None
+    """Number of holders over which ZeRO divides state (hybrid sharding); None: all. Only bytes
+    depend on it."""
+    repeats_exchanges: bool = False
+    """Whether a backward repeats exchanges of tensor-parallel groups: with full recomputation those
+    of the forward, otherwise the gathers of inputs that a group which splits the sequence does not
+    keep."""
     gradient_dtype: Dtype | None = None
     """Format in which gradients are kept; None: that of the weights."""
     reduce_dtype: Dtype | None = None
@@ -128,6 +138,9 @@ class Calibration:
             .with_tensor_exchange(is_async=self.async_tensor),
             activation_factor=self.activation_factor,
             sequence_parallel=self.sequence_parallel,
+            stops_early=self.stops_early,
+            shard=self.shard,
+            repeats_exchanges=self.repeats_exchanges,
             gradient_dtype=self.gradient_dtype,
             reduce_dtype=self.reduce_dtype,
         )

@@ -22,7 +22,7 @@ from argosy.document import Document, JsonObject, Schema, Word, is_there, read_j
 from argosy.errors import Mismatch, bad_input, closest
 from argosy.units import finite
 from argosy.workload.chain import Buffers, Selective
-from argosy.workload.fields import Amount, DtypeField
+from argosy.workload.fields import Amount, Count, DtypeField
 
 # Version of the file format.
 VERSION = 1
@@ -82,6 +82,9 @@ class _Constants(Schema):
     buffers: Word[Buffers] = Calibration.buffers
     sequence_parallel: bool = Calibration.sequence_parallel
     selective: Word[Selective] = Calibration.selective
+    stops_early: bool = Calibration.stops_early
+    shard: Count | None = Calibration.shard
+    repeats_exchanges: bool = Calibration.repeats_exchanges
     gradient_dtype: DtypeField | None = Calibration.gradient_dtype
     reduce_dtype: DtypeField | None = Calibration.reduce_dtype
     async_tensor: bool = Calibration.async_tensor

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 
-from argosy.workload.chain import Layer
+from argosy.plan.plan import Recompute
+from argosy.workload.chain import Chain, Layer, Selective
 
 # Bytes/s that stand for a link that is down: a plan that uses it becomes too slow to be chosen, and
 # nothing divides by 0.
@@ -69,3 +70,18 @@ def num_reductions(layer: Layer) -> int:
     if not layer.reduced_bytes:
         return 0
     return max(1, round(layer.reduced_bytes / layer.output_bytes)) if layer.output_bytes else 1
+
+
+def reduction_passes(chain: Chain, recompute: Recompute) -> float:
+    """Return how often a backward does what a forward exchanges once in tensor-parallel groups.
+
+    Gradients take one pass. If exchanges are repeated, full recomputation takes another; without
+    the last projection of a block, also without the scatter that follows it, one of four halves.
+    Otherwise groups of torchtitan gather the inputs of products again; those of Megatron-LM do so
+    beside products.
+    """
+    if not chain.repeats_exchanges:
+        return 1.0
+    if recompute is Recompute.FULL:
+        return 1.75 if chain.stops_early else 2.0
+    return 1.5 if chain.splits_stream and chain.selective is Selective.PRODUCTS else 1.0

@@ -4,13 +4,15 @@ For n samples of a layer on a device, with share r of a replica's work, the sequ
 experts over e holders, peak P of the device's kind for the dtype, peak P' for the format that the
 dtype is stored in, memory bandwidth H and the device's own efficiency e':
 
-    (1)  forward  = max( n r (FLOP_f - A_f) / (a_f e' P) + n r A_f / (a' e' P')
+    (1)  forward  = max( n r (FLOP_f - A_f) / (a_f e' P) + n r A_f / (a'_f e' P')
                          + p (r c weights + r n kept) / (e' H) + g n / c out / (e' H) + s_f,
                          l floor_f )
-    (2)  backward = max( n r (FLOP_b - A_b) / (a_b e' P) + n r A_b / (a' e' P')
+    (2)  backward = max( n r (FLOP_b - A_b) / (a_b e' P) + n r A_b / (a'_b e' P')
                          + 2 p (r c weights + r n kept) / (e' H) + 2 g n / c out / (e' H) + s_b,
                          l floor_b )
-    (3)  with recomputation the backward also includes what it computes again
+    (3)  with recomputation the backward also includes what it computes again. Full recomputation
+         that stops early leaves out the last product of a block, as torch's checkpoints do since
+         2.1 (non-reentrant): no result of it is needed
     (4)  update   = 2 u (trained weights + gradients + optimizer state on the device) / (e' H)
          with u passes of the optimizer (``workload.optimizer``)
     (5)  weights  = those outside experts, and of experts Q / e (1 - (1 - q)^t): the experts that
@@ -42,9 +44,11 @@ that launches kernels one by one needs the floor on any device; a segment of a p
 part of it that its ``launches`` state. a, a' and p are constants of the device's generation
 (``data/devices.toml``, fitted on published training runs), unless a calibration sets them for all
 kinds: a_f = 1.076 a and a_b = 0.966 a, at most 1, the ratio of forward and backward in 128
-measurements on an H200 (``benchmarks/results/2026-11-15-h200-layers.md``). Devices of a
+measurements on an H200 (``benchmarks/results/2026-11-15-h200-layers.md``). Likewise a'_f = 7/6 a'
+and a'_b = 14/15 a' if attention is fused, otherwise both are a': a fused backward does 5 products
+for the 2 of a forward, and A_b counts 4. Devices of a
 tensor-parallel group move a layer's whole output (out) g times, however narrow their slices are;
-without sequence parallelism 3.1 times as often. A compiler that fuses kernels reduces p to 0.65 p.
+without sequence parallelism 1.33 times as often. A compiler that fuses kernels reduces p to 0.65 p.
 
 The constants of generations come mostly from steps on eight devices, so (9) counts from there; d
 was fitted on pairs of published steps that differ in the number of devices. Two terms are used only
@@ -81,12 +85,16 @@ from argosy.workload.profile import Profile
 FORWARD_OVER_MEAN = 1.076
 # Share of the peak that a backward reaches over the mean share, which the catalogue has (2).
 BACKWARD_OVER_MEAN = 0.966
+# Shares of the peak that attention reaches in a forward and in a backward over the mean share: a
+# fused backward does 5 products for the 2 of a forward (Dao, arXiv:2307.08691), and counts as 4.
+ATTENTION_FORWARD_OVER_MEAN = 7 / 6
+ATTENTION_BACKWARD_OVER_MEAN = 14 / 15
 # Passes of kept bytes with kernels that a compiler fuses, over those without: fitted on every
 # second row of torchtitan's reports (docs/validation.md).
 FUSED = 0.65
-# g without sequence parallelism over g with it: slices measured alone on an H200 (8.4) over
-# torchtitan's runs (2.7).
-UNSPLIT = 3.1
+# g without sequence parallelism over g with it: slices measured alone on an H200 (8.4) over every
+# second row of torchtitan's reports (6.3).
+UNSPLIT = 1.33
 # d of (9): fitted on the 25 pairs of steps of one model, length and kind in every second row of LLM
 # Foundry's table that differ in the number of devices
 # (docs/decisions/0051-waiting-for-the-slowest.md). For comparison: speeds of equal GPUs were found
@@ -123,7 +131,7 @@ class ComputeModel:
     """Seconds to launch the kernels of one layer's backward."""
     split_launches: float = 1.0
     """l: launches of a layer in a tensor-parallel group over those of a layer on one device."""
-    gathered: float = 2.7
+    gathered: float = 6.3
     """g: times that a layer's whole output crosses the memory bus in a forward of a tensor-parallel
     group."""
     forward_start: float = 0.0
@@ -165,7 +173,9 @@ class LayerRates(NamedTuple):
     backward: float
     """FLOP/s of matrix products in a backward: a_b e' P."""
     attention: float
-    """FLOP/s of attention proper: a' e' P'."""
+    """FLOP/s of attention proper in a forward: a'_f e' P'."""
+    attention_backward: float
+    """FLOP/s of attention proper in a backward: a'_b e' P'."""
     traffic: float
     """Bytes/s of kept bytes, per crossing in a forward: e' H / p."""
 
@@ -187,10 +197,16 @@ def rates_of(model: ComputeModel, chain: Chain, layer: Layer, device: Device) ->
     passes = (reached.passes if model.passes is None else model.passes) * (
         FUSED if model.compiled else 1.0
     )
+    attention_peak = peak if stored is dtype else device.efficiency * kind.peak(stored)
+    ahead = back = attention
+    if not layer.score_bytes:
+        ahead = min(1.0, ATTENTION_FORWARD_OVER_MEAN * attention)
+        back = ATTENTION_BACKWARD_OVER_MEAN * attention
     return LayerRates(
         forward * peak,
         backward * peak,
-        attention * (peak if stored is dtype else device.efficiency * kind.peak(stored)),
+        ahead * attention_peak,
+        back * attention_peak,
         device.efficiency * kind.memory_bandwidth / passes,
     )
 
@@ -249,7 +265,7 @@ def layer_seconds(
     )
     backward = work * (
         more * (layer.backward_flop - attention[1]) / rates.backward
-        + attention[1] / rates.attention
+        + attention[1] / rates.attention_backward
     )
     forward += moving + model.forward_start * has_products
     backward += 2 * moving + model.backward_start * has_products
@@ -322,13 +338,13 @@ def hidden_seconds(
     if portion.context == 1 or not layer.attention_flop:
         return 0.0, 0.0
     if model.profile_for(portion.device) is None:
-        work = (
-            portion.samples
-            * portion.share
-            / rates_of(model, chain, layer, portion.device).attention
-        )
+        work = portion.samples * portion.share
+        rates = rates_of(model, chain, layer, portion.device)
         ahead, back = attention_flops(layer)
-        alone = (min(seconds[0], work * ahead), min(seconds[1], work * back))
+        alone = (
+            min(seconds[0], work * ahead / rates.attention),
+            min(seconds[1], work * back / rates.attention_backward),
+        )
     else:
         share = layer.attention_flop / layer.forward_flop
         alone = (seconds[0] * share, seconds[1] * share)
@@ -451,11 +467,24 @@ def recompute_seconds(
         case Recompute.NONE:
             return 0.0
         case Recompute.FULL:
-            return forward
+            return forward - _skipped_seconds(model, chain, layer, portion, forward)
     device = portion.device
     flop = layer.selective_flop / rates_of(model, chain, layer, device).forward
     traffic = layer.selective_bytes / (device.efficiency * device.kind.memory_bandwidth)
     return portion.samples * portion.share * max(flop, traffic)
+
+
+def _skipped_seconds(
+    model: ComputeModel, chain: Chain, layer: Layer, portion: Portion, forward: float
+) -> float:
+    """Return the seconds of a forward that a recomputation leaves out, because no result of the
+    last product is needed."""
+    if not (chain.stops_early and layer.last_flop):
+        return 0.0
+    if model.profile_for(portion.device) is not None:
+        return forward * layer.last_flop / layer.forward_flop
+    rate = rates_of(model, chain, layer, portion.device).forward
+    return min(portion.samples * portion.share * layer.last_flop / rate, forward)
 
 
 def update_seconds(chain: Chain, stage: Stage, portion: Portion) -> float:

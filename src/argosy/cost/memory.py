@@ -43,7 +43,9 @@ device, whatever the part's size; Q / e is that of the holder with most experts.
    (12) if buffers are torchtitan's, a loss makes other copies in (7), (9) has other factors
         (``workload.chain``), and in place of (8), under ZeRO 3, the weights of embedding and head
         stay gathered, as are those of two blocks; in a backward the gradient of the head waits for
-        that of the embedding, and one block's is summed in the dtype of sums, also under ZeRO 1
+        that of the embedding, and one block's is summed in the dtype of sums, also under ZeRO 1.
+        Under ZeRO 3 its shards are in fp32 only, in (3), and are cast when they are gathered
+   (13) hybrid sharding (``Chain.shard``) divides state over that number of holders in place of n
 
 (4) and (5) are multiplied by the chain's ``activation_factor``, which is 1 unless a calibration
 sets it. Tensor-parallel groups are assumed to split activations along the sequence outside the
@@ -55,6 +57,7 @@ micro-batches are in flight at a time; the simulator adds up (4) as it runs.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from argosy.errors import bad_input, closest
@@ -169,17 +172,19 @@ def state_bytes(chain: Chain, stage: Stage, share: float) -> StateBytes:
     common, split = shared_parameters(chain, stage)
     tensor_share = stage.tensor_share(share)
     split_here = split * max(stage.expert_shares)
+    num_shards = min(stage.num_holders, chain.shard * stage.context if chain.shard else math.inf)
 
     def held(width: float, level: int) -> float:
         """Return the bytes at ``width`` bytes per weight; under ZeRO of at least ``level`` each
         element is kept by one of the holders that have it, evenly, whether experts or not."""
         if stage.zero >= level:
-            return (common + split_here * stage.expert) * tensor_share * width / stage.num_holders
+            return (common + split_here * stage.expert) * tensor_share * width / num_shards
         return (common + split_here) * tensor_share * width
 
     frozen = tensor_share * frozen_bytes(chain, stage) if chain.frozen_parameters else 0.0
+    casts = chain.buffers is Buffers.TORCHTITAN and stage.zero == 3 and master_bytes(chain) > 0
     state = StateBytes(
-        weights=held(chain.dtype.bytes, 3) + frozen,
+        weights=(0.0 if casts else held(chain.dtype.bytes, 3)) + frozen,
         gradients=held(chain.gradient_bytes, 2),
         optimizer=held(optimizer_bytes(chain), 1),
         frozen=frozen,

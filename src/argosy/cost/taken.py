@@ -1,11 +1,12 @@
 """Price what exchanges under ZeRO 2 and 3 take from layers that compute meanwhile.
 
-Kernels of NCCL run on multiprocessors, and a multiprocessor that sends computes nothing else. R is
-the number of bytes per second that a device would send if all of its multiprocessors did
-(``DeviceKind.exchange_rate``). So x bytes cost x / R of its compute, whatever the link; a faster
-link has more of them at work for a shorter time. For a device with share r of its replica's work,
-the sequence in c parts, P trained weights in the stage, Q of them in experts over e holders, n
-holders of all weights, m of each expert's, b bytes per weight, and the device's own efficiency e':
+Kernels of NCCL run on multiprocessors, a multiprocessor that sends computes nothing else, and both
+share the memory's bandwidth. R is the number of bytes during whose exchange a device loses a second
+of compute (``DeviceKind.exchange_rate``). So x bytes cost x / R of its compute, whatever the link;
+a faster link has more multiprocessors at work for a shorter time. For a device with share r of its
+replica's work, the sequence in c parts, P trained weights in the stage, Q of them in experts over e
+holders, n holders of all weights, m of each expert's, b bytes per weight, and the device's own
+efficiency e':
 
     (1)  sent     = r c ((n - 1) / n (P - Q) + (m - 1) / m Q / e) b, by a gather or a scatter
     (2)  taken    = sent / (e' R)

@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from argosy.cluster.topology import Cluster, Link, Node, Route
 from argosy.cluster.trace import total
 from argosy.cost.collective import Pairs, seconds_alone
+from argosy.cost.communicate import reduction_passes
 from argosy.cost.compute import ComputeModel, StageSeconds, split_stage_seconds, update_seconds
 from argosy.plan.plan import Collective, Plan, Replica, Stage
 from argosy.schedule import ScheduleKind
@@ -162,7 +163,7 @@ class Folder(Compiler):
             max(values) for values in zip(*map(dataclasses.astuple, per_device), strict=True)
         )
         if stage.end > self.chain.first_backward:
-            backward += reduce
+            backward += reduce * reduction_passes(self.chain, stage.recompute)
         return MemberCost(
             seconds=StageSeconds(forward + reduce, backward, hidden_forward, hidden_backward)
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from argosy.cost.communicate import reduction_passes
 from argosy.cost.compute import (
     ComputeModel,
     Portion,
@@ -45,7 +46,8 @@ def price_layer(
     speed = where.device.speed.at(0)
     again = recompute_seconds(model, chain, layer, portion, recompute, forward)
     ahead, back = forward / speed, (backward + again) / speed
-    exchanged_ahead = exchanged_back = reduction_seconds(where, layer, split, samples)
+    exchanged_ahead = reduction_seconds(where, layer, split, samples)
+    exchanged_back = exchanged_ahead * reduction_passes(chain, recompute)
     if split.expert > 1:
         routed = routed_seconds(where, layer, split, samples)
         exchanged_ahead += 2 * routed

@@ -39,6 +39,7 @@ class Buffers(StrEnum):
     embedding and head gathered, and sums gradients in fp32."""
 
 
+_FP8_BYTES = 1
 # Bytes of an element that PowerSGD sums, and of an error that it keeps: fp32.
 SUMMED_BYTES = 4
 
@@ -132,6 +133,10 @@ class Layer:
     weights were trained. None: ``activation_bytes``."""
     attention_flop: float = 0.0
     """Number of ``forward_flop`` in which queries, keys and values meet."""
+    last_flop: float = 0.0
+    """Number of ``forward_flop`` in a last product whose result no backward needs."""
+    second_flop: float = 0.0
+    """Number of ``forward_flop`` in every second product; 0: half of those outside attention."""
     max_tensor_width: int = 1
     """Largest number of devices that tensor parallelism can split this layer over (its key-value
     heads)."""
@@ -213,6 +218,12 @@ class Chain:
     """Format in which gradients are summed over devices; None: that in which they are kept."""
     selective: Selective = Selective.ELEMENTWISE
     """Meaning of selective recomputation."""
+    stops_early: bool = False
+    """Whether full recomputation ends as soon as everything that a backward needs is there."""
+    shard: int | None = None
+    """Number of holders over which ZeRO divides state; None: all."""
+    repeats_exchanges: bool = False
+    """Whether backwards repeat exchanges of tensor-parallel groups whose results were not kept."""
     fused_loss: bool = False
     """Whether the loss is computed from the logits without copies of them."""
     buffers: Buffers = Buffers.ARGOSY
@@ -236,15 +247,23 @@ class Chain:
         return (self.gradient_dtype or self.dtype).bytes
 
     def exchanged_bytes(self, zero: int) -> float:
-        """Return the bytes of one weight that go once around the devices that hold it; a lower
+        """Return the mean bytes of one weight that go once around the devices that hold it; a lower
         bound under PowerSGD.
 
-        A sum scatters and gathers gradients; ZeRO scatters gradients and gathers weights.
+        A sum scatters and gathers gradients; ZeRO scatters gradients and gathers weights, ZeRO 3
+        twice.
         """
         if self.powersgd:
             return SUMMED_BYTES * self.least_summed_share
         summed = (self.reduce_dtype or self.gradient_dtype or self.dtype).bytes
-        return (summed + self.dtype.bytes) / 2 if zero else float(summed)
+        gathers = {0: 0, 3: 2}.get(zero, 1)
+        gathered = _FP8_BYTES if self.gathers_fp8 else self.dtype.bytes
+        return (summed + gathers * gathered) / (1 + gathers)
+
+    @property
+    def gathers_fp8(self) -> bool:
+        """Return whether weights and inputs of products are gathered in fp8, as by torchtitan."""
+        return self.buffers is Buffers.TORCHTITAN and self.dtype is Dtype.FP8
 
     @cached_property
     def least_summed_share(self) -> float:
@@ -371,14 +390,13 @@ class Chain:
 
     def with_tensor_exchange(self, *, is_async: bool) -> Chain:
         """Return the chain with the part of its reductions that tensor-parallel groups wait for, if
-        the rest runs beside compute."""
+        the rest runs beside compute; torchtitan gathers in fp8 if products are in fp8."""
         assert not self.async_tensor, "whether exchanges are asynchronous is set once"
-        if not is_async:
-            return self
+        part = (_EXPOSED if is_async else 1.0) * (_GATHERED_IN_FP8 if self.gathers_fp8 else 1.0)
         layers = tuple(
-            replace(layer, reduced_bytes=_EXPOSED * layer.reduced_bytes) for layer in self.layers
+            replace(layer, reduced_bytes=part * layer.reduced_bytes) for layer in self.layers
         )
-        return replace(self, layers=layers, async_tensor=True)
+        return replace(self, layers=layers, async_tensor=is_async)
 
     def runs(self) -> list[tuple[Layer, int]]:
         """Return the runs of consecutive layers that differ only in name, with their lengths.
@@ -437,8 +455,6 @@ def captured_chain(
 # second product: 9.7 of 17 times the residual stream in a Llama block whose feed-forward is 3.5
 # times as wide, and about as much in other models.
 _OF_PRODUCTS = 0.57
-
-
 # Whole tensors of a group: the input of a product and its result.
 _WHOLE_OUTPUTS = 2
 # Whole tensors of torchtitan's groups in a backward: the gathered inputs of attention and
@@ -461,10 +477,11 @@ def _with_loss(layer: Layer, copies: float) -> Layer:
     return replace(layer, working_bytes=layer.working_bytes - less * layer.loss_bytes)
 
 
-# Share of a tensor-parallel group's exchange that asynchronous tensor parallelism leaves exposed.
-# Pieces for w devices could hide all but 1 / w of it; steps that torchtitan publishes with and
-# without it differ by half as much.
-_EXPOSED = 0.5
+# Share of a tensor-parallel group's exchange that asynchronous tensor parallelism leaves exposed:
+# steps that torchtitan publishes with and without it differ by a third, in the mean of four pairs.
+_EXPOSED = 0.66
+# Bytes of a reduction of which the gather, but not the scatter, is in fp8, over those in 16 bits.
+_GATHERED_IN_FP8 = 0.75
 
 
 def _with_selective(layer: Layer, selective: Selective, compiled: bool) -> Layer:
@@ -478,5 +495,5 @@ def _with_selective(layer: Layer, selective: Selective, compiled: bool) -> Layer
         return replace(layer, selective_bytes=layer.score_bytes, selective_flop=again)
     dropped = layer.score_bytes + _OF_PRODUCTS * (layer.activation_bytes - layer.score_bytes)
     dropped -= 0.0 if compiled else layer.output_bytes
-    again = (layer.forward_flop - layer.attention_flop) / 2
+    again = layer.second_flop or (layer.forward_flop - layer.attention_flop) / 2
     return replace(layer, selective_bytes=dropped, selective_flop=again)

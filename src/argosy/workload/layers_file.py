@@ -77,6 +77,8 @@ class LayerSchema(Schema):
     key_value_bytes: Amount = 0.0
     moved_bytes: Amount | None = None
     attention_flop: Amount = 0.0
+    last_flop: Amount = 0.0
+    second_flop: Amount = 0.0
     launches: Amount | None = None
     operations: Annotated[list[Natural], BeforeValidator(_range)] | None = None
     max_tensor_width: Count = 1

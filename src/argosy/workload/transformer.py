@@ -50,6 +50,11 @@ per element, whose time is memory traffic.
         so that a causal mask leaves all the same work
    (16) experts in parts exchange k s h routed inputs; their results are as many
 
+   (17) after the last projection of a block, 2 s f h, nothing is kept unless a norm, a mask or
+        weights of experts follow it
+   (18) every second product, in the order queries, keys, values, result, up projections, down
+        projection: 2 s h (g d + a d), and 2 s h f if gated
+
 Not modelled: fp32 copies inside unfused norms, workspace, experts' padded or dropped tokens.
 """
 
@@ -243,6 +248,8 @@ class TransformerLayers:
             routed_bytes=experts.active * self.stream * self.width if experts else 0.0,
             key_value_bytes=float(keys_and_values * self.tokens * self.width),
             attention_flop=sum(self.core_flop(attention) for attention in attentions),
+            last_flop=self._last_flop(block),
+            second_flop=self._second_flop(block),
             max_tensor_width=block.attention.kv_heads,
             max_context=self.max_context,
         )
@@ -250,6 +257,24 @@ class TransformerLayers:
     def _block_flop(self, block: Block) -> float:
         attentions = sum(self._attention_flop(attention) for attention in _attentions(block))
         return attentions + 2.0 * self.tokens * block.feed_forward.matrix_weights(self.hidden)
+
+    def _last_flop(self, block: Block) -> float:
+        """Return the FLOP of the projection that ends a block (17); 0 if a norm, a mask or weights
+        of experts follow it, which keep its result."""
+        part = block.feed_forward
+        is_last = block.pre_norm and block.num_norms <= block.num_parts and not block.dropout
+        if isinstance(part, Experts) or not is_last:
+            return 0.0
+        return 2.0 * self.tokens * part.inner * self.hidden
+
+    def _second_flop(self, block: Block) -> float:
+        """Return the FLOP of every second product (18): of keys, results of attention and, if
+        gated, the second up projection; 0 if the order of products is not this one."""
+        part, attention = block.feed_forward, block.attention
+        if isinstance(part, Experts) or block.cross is not None or attention.latent is not None:
+            return 0.0
+        widths = attention.key_width + attention.output_width + part.gated * part.inner
+        return 2.0 * self.tokens * self.hidden * widths
 
     def _attention_flop(self, attention: Attention) -> float:
         """Return the FLOP of attention with its projections, (1) and (2)."""

@@ -41,6 +41,7 @@ from argosy.sim.tasks.exchange import (
     gradient_groups,
     key_value_passes,
     key_values,
+    reduced_passes,
     reduction,
     routed,
     routed_passes,
@@ -220,7 +221,8 @@ class Compiler:
             self._compute(action, position, member, after_tasks, arrived, layered)
         reduced = self.reductions[action.stage][position]
         if reduced is not None and action.kind is not ActionKind.WEIGHT_GRADIENT:
-            self._add_collective(action, reduced, 1)
+            times = reduced_passes(self.chain, action.kind, stage.recompute)
+            self._add_collective(action, reduced, times)
 
     def _waits(self, action: Action, device: int, gathered: int | None) -> tuple[int, ...]:
         """Return the tasks that must be over before a device can begin an action."""
@@ -235,7 +237,7 @@ class Compiler:
         return tuple(dict.fromkeys(after))
 
     def _add_collective(
-        self, action: Action, exchange: StageExchange, passes: int, after: set[int] | None = None
+        self, action: Action, exchange: StageExchange, passes: float, after: set[int] | None = None
     ) -> int:
         """Add a collective of all devices of an exchange.
 
@@ -246,7 +248,7 @@ class Compiler:
             Task(
                 kind=SpanKind.COLLECTIVE,
                 flows=self._flows_of(exchange.pairs, passes),
-                rounds=passes * exchange.rounds,
+                rounds=round(passes * exchange.rounds),
                 beside=after is not None,
                 after=tuple(
                     sorted({self.last[device] for device in devices} if after is None else after)

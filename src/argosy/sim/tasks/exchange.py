@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.collective import Pairs, in_ring_order, once_around, sliced, uneven_once
-from argosy.cost.communicate import num_reductions
+from argosy.cost.communicate import num_reductions, reduction_passes
 from argosy.cost.memory import shared_parameters, stage_parameters, summed_parameters
 from argosy.plan.plan import Algorithm, Collective, Plan, Recompute, Replica, Stage
 from argosy.schedule import ActionKind
@@ -179,6 +179,11 @@ def gradient_groups(
         homes = sorted({bisect_right(ends, layer) for layer in layers})
         if len(homes) > 1:
             yield tuple(homes), parameters, 2
+
+
+def reduced_passes(chain: Chain, kind: ActionKind, recompute: Recompute) -> float:
+    """Return how often an action does exchange (1)."""
+    return 1.0 if kind is ActionKind.FORWARD else reduction_passes(chain, recompute)
 
 
 def key_value_passes(kind: ActionKind, recompute: Recompute) -> int:
