@@ -20,9 +20,12 @@ import io
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from pydantic import BaseModel, ValidationError, create_model
 
 from argosy.cluster.file import cluster_from_content, load_cluster
 from argosy.cluster.topology import Cluster
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
 
 # Tables are printed this many characters wide.
 _COLUMNS = 120
+# The settings of a search that count something.
+_COUNTS = ("replicas", "width", "context", "expert", "max_width", "max_context", "max_expert")
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,14 +107,14 @@ def _named(value: object, expected: str, where: str) -> str | Path:
     raise bad_input(expected, f"an object of class {type(value).__name__}", where)
 
 
-def _whole(value: Any, where: str) -> int:
-    """Return a whole number of at least 1, also one of numpy."""
+def _whole(value: Any, where: str, *, least: int = 1) -> int:
+    """Return a whole number of at least ``least``, also one of numpy."""
     try:
         number = operator.index(value)
     except TypeError:
-        number = 0
-    if number < 1 or isinstance(value, bool):
-        raise bad_input("a whole number, at least 1", value, where)
+        number = least - 1
+    if number < least or isinstance(value, bool):
+        raise bad_input(f"a whole number, at least {least}", value, where)
     return number
 
 
@@ -122,7 +127,30 @@ def _settings(settings: Settings | None) -> Settings:
         raise bad_input("argosy.Settings, such as Settings(level=2)", found, "settings")
     if settings.level not in (1, 2):
         raise bad_input("1 or 2", settings.level, "settings.level")
+    try:
+        _schema_of_settings().model_validate(vars(settings), strict=True)
+    except ValidationError as error:
+        name = str(error.errors()[0]["loc"][0])
+        expected = next(field.type for field in fields(Settings) if field.name == name)
+        raise bad_input(str(expected), getattr(settings, name), f"settings.{name}") from None
+    for name in _COUNTS:
+        if getattr(settings, name) is not None:
+            _whole(getattr(settings, name), f"settings.{name}")
     return settings
+
+
+@lru_cache(maxsize=1)
+def _schema_of_settings() -> type[BaseModel]:
+    """Return a schema that has the types of ``Settings``."""
+    types: dict[str, Any] = {name: (kind, ...) for name, kind in get_type_hints(Settings).items()}
+    return create_model("Settings", __config__={"arbitrary_types_allowed": True}, **types)
+
+
+def _cost_model(model: ComputeModel | None) -> ComputeModel | None:
+    if model is None or isinstance(model, ComputeModel):
+        return model
+    found = f"an object of class {type(model).__name__}"
+    raise bad_input("a ComputeModel, which is the cost model", found, "model")
 
 
 def _played(
@@ -183,7 +211,7 @@ def find_plan(
         if isinstance(chain, CapturedProgram)
         else _chain(chain, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
     )
-    where, settings = _cluster(cluster), _settings(settings)
+    where, settings, model = _cluster(cluster), _settings(settings), _cost_model(model)
     batch = None if global_batch is None else _whole(global_batch, "global_batch")
     if system is not None:
         if isinstance(workload, CapturedProgram):
@@ -239,8 +267,9 @@ def simulate(
     """
     from argosy.sim.simulate import simulate as simulate_plan
 
-    if not isinstance(until, int | float) or not until > 0:
+    if not isinstance(until, int | float) or isinstance(until, bool) or not until > 0:
         raise bad_input("seconds, more than 0", until, "until")
+    model = _cost_model(model)
     played = _played(plan, chain, cluster)
     return simulate_plan(
         played.plan,
@@ -248,7 +277,7 @@ def simulate(
         played.cluster,
         model=played.model if model is None else model,
         iterations=_whole(iterations, "iterations"),
-        record=record,
+        record=None if record is None else _whole(record, "record", least=0),
         until=until,
     )
 
@@ -282,8 +311,10 @@ def report(
 
 def save(plan: Plan, path: str | Path) -> Path:
     """Write a plan to a file that ``load_plan`` and every command reads."""
-    target = Path(path)
-    target.write_text(dumps_plan(plan), encoding="utf-8")
+    from argosy.cli.terminal import write_file
+
+    target = Path(_named(path, "a path", "path"))
+    write_file(target, dumps_plan(plan).encode())
     return target
 
 
@@ -313,6 +344,8 @@ def compare(
 
     where = _cluster(cluster)
     loaded = _chain(chain, sequence_length=sequence_length, dtype=dtype, optimizer=optimizer)
+    if not isinstance(only, Sequence):
+        raise bad_input("a planner's name, or a list of names", only, "only")
     chosen = (only,) if isinstance(only, str) else only or BASELINES
     names = tuple(known_name("only", name, BASELINES) for name in chosen)
     batch = SAMPLES_PER_DEVICE * len(where.devices) if global_batch is None else global_batch
@@ -321,7 +354,7 @@ def compare(
         cluster=where,
         global_batch=_whole(batch, "global_batch"),
         settings=_settings(Settings(level=level)),
-        model=model or ComputeModel(),
+        model=_cost_model(model) or ComputeModel(),
     )
     rows = compared(task, names=names, quiet=True)
     return Shown(rows, _text(contest_table(rows, with_shape=True)))
@@ -347,6 +380,7 @@ def export(
     kubeflow.
     """
     from argosy.cli.names import known_name
+    from argosy.cli.terminal import write_file
     from argosy.exporters.systems import System
     from argosy.exporters.write import ExportOptions, export_plan
 
@@ -354,14 +388,16 @@ def export(
     loaded = _plan(plan)
     where = cluster_from_content(loaded.cluster.content) if cluster is None else _cluster(cluster)
     file = str(plan) if isinstance(plan, str | Path) else "plan.json"
+    if program is not None:
+        _named(program, "a file and a function, such as train.py:build", "program")
+    steps = None if steps is None else _whole(steps, "steps")
+    place = None if folder is None else Path(_named(folder, "a path", "folder"))
     options = ExportOptions(
         lossy=lossy, zone=zone, plan_file=file, program=program, steps=steps, image=image
     )
     export = export_plan(loaded, where, system, options)
-    for name, text in export.files if folder is not None else ():
-        path = Path(folder or "") / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    for name, text in export.files if place is not None else ():
+        write_file((place or Path()) / name, text.encode(), make_folder=True)
     return export
 
 

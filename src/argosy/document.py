@@ -186,10 +186,16 @@ def parse_path(path: str) -> Location:
 def is_there(path: Path | str) -> bool:
     """Return whether a file or folder of that name exists; False for names that no file can have,
     such as very long ones."""
+    _check_path(path)
     try:
         return Path(path).exists()
     except (OSError, ValueError):
         return False
+
+
+def _check_path(path: object) -> None:
+    if not isinstance(path, str | Path):
+        raise invalid(None, f"an object of class {type(path).__name__}", "a file or a name")
 
 
 def make_folder(path: Path) -> None:
@@ -216,6 +222,7 @@ def check_readable(path: Path) -> None:
 
 def read_text(path: Path | str) -> str:
     """Return the text of a file; raise an ``InputError`` with the reason if it cannot be read."""
+    _check_path(path)
     path = Path(path)
     try:
         check_readable(path)

@@ -92,6 +92,17 @@ def test_what_a_system_does_not_take_is_refused(
         argosy.export(BUNDLED, to, **options)
 
 
+def searched(**settings: Any) -> argosy.Plan:
+    """A search with settings of any type."""
+    return argosy.find_plan(
+        "gpt2", "two-cards", global_batch=8, settings=argosy.Settings(**settings)
+    )
+
+
+def build() -> None:
+    """A program, which is given by its name and not as an object."""
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -128,6 +139,30 @@ def test_what_a_system_does_not_take_is_refused(
             ),
             "settings.level: found 3, expected 1 or 2",
         ),
+        (lambda: searched(gap="0.1"), 'settings.gap: found "0.1", expected float'),
+        (
+            lambda: searched(schedules="1f1b"),
+            r'settings.schedules: found "1f1b", expected tuple\[ScheduleSpec, ...\]',
+        ),
+        (lambda: searched(recompute=("full",)), "settings.recompute: found a list of 1, expected"),
+        (lambda: searched(max_width=0), "settings.max_width: found 0, expected a whole number"),
+        (
+            lambda: argosy.find_plan("gpt2", "two-cards", global_batch=8, model="torch"),  # type: ignore[arg-type]
+            "model: found .an object of class str., expected a ComputeModel",
+        ),
+        (lambda: plan().simulate(model="torch"), "model: found .*expected a ComputeModel"),
+        (lambda: plan().simulate(record=-1), "record: found -1, expected a whole number, at least"),
+        (lambda: plan().save(None), "path: found .an object of class NoneType., expected a path"),
+        (lambda: plan().save("no-such-folder/plan.json"), "the folder no-such-folder does not"),
+        (lambda: argosy.load_plan({}), "found an object of class dict, expected a file or a name"),  # type: ignore[arg-type]
+        (lambda: argosy.load_model(3), "found an object of class int, expected a file or a name"),  # type: ignore[arg-type]
+        (lambda: argosy.export(BUNDLED, None), "to: expected one of torchtitan"),  # type: ignore[arg-type]
+        (lambda: argosy.export(BUNDLED, "torchrun", steps=0), "steps: found 0, expected a whole"),
+        (
+            lambda: argosy.export(BUNDLED, "torchrun", program=build),  # type: ignore[arg-type]
+            "program: found .an object of class function., expected a file and a function",
+        ),
+        (lambda: argosy.compare("gpt2", "two-cards", only=3), "only: found 3, expected a planner"),  # type: ignore[arg-type]
         (lambda: argosy.compare("gpt2", "two-cards", level=0), "level: found 0, expected 1 or 2"),
         (
             lambda: argosy.compare("gpt2", "two-cards", only="metis"),

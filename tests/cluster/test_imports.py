@@ -219,7 +219,8 @@ def test_sinfo_with_gres_tells_hosts_and_devices(text: str) -> None:
             "expected what `scontrol show node`",
         ),
         ("NodeName=a CPUTot=4\n", "expected Gres= for every node"),
-        ("NodeName=a Gres=gpu:many\n", "expected GPUs such as"),
+        ("NodeName=a Gres=gpu:many\n", 'found "gpu:many", expected GPUs such as'),
+        ("NodeName=a Gres=gpu:tesla_v100:1\n", "--kind tesla_v100=V100-16GB, or another"),
         ("NodeName=a Gres=(null)\n", "expected at least one node with GPUs"),
         (
             "NodeName=a Gres=gpu:v100:1\n",
@@ -321,6 +322,12 @@ def test_a_pattern_that_no_host_of_a_host_file_has_is_refused() -> None:
         read_hostfile(
             "a1\na2\n", "hosts.txt", replace(GIVEN, kinds=Kinds.parse(["A100-80GB", "b*=T4"]))
         )
+
+
+def test_a_reason_may_name_nodes_and_types_may_be_written_like_drivers_names() -> None:
+    text = "NodeName=a Gres=gpu:rtx_2080_ti:2 State=IDLE\n   Reason=see NodeName=b State=DOWN\n"
+    (node,) = read_slurm(text, "nodes.txt", replace(GIVEN, kinds=Kinds()))
+    assert node.hosts == ("a",) and node.devices == (("RTX-2080Ti", 2),)
 
 
 def test_one_kind_for_all_does_not_overrule_what_slurm_says() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from runtime.small_models import hf_bert
 from runtime.training_cases import Case, plan_of
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, SequentialLR, StepLR
@@ -172,6 +173,38 @@ def by_plan(
             trainer.accumulate(batch)
         losses.append(trainer.step(last))
     return losses
+
+
+def scored_inside(steps: int) -> tuple[torch.nn.Module, list[Batch]]:
+    """BERT, whose last layer computes the loss, and batches with unequal numbers of targets."""
+    torch.manual_seed(3)
+    model, _, _ = hf_bert(1)
+    batches = [batch_of(8, seed=step) for step in range(steps)]
+    return model.double(), [
+        {"input_ids": batch["tokens"], "labels": batch["labels"]} for batch in batches
+    ]
+
+
+def scored_alone(steps: int) -> list[float]:
+    """The reference for ``scored_by_plan``, by plain torch."""
+    (model, batches), losses = scored_inside(steps), []
+    optimizer = sgd(model.parameters())
+    for batch in batches:
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def scored_by_plan(case: Case, steps: int) -> list[float]:
+    """Losses of a model that computes them in its last layer, on every rank."""
+    model, batches = scored_inside(steps)
+    trainer = parallelize(
+        model, lambda model, batch: model(**batch).loss, sgd, batches[0], plan_of(case)
+    )
+    return [trainer.step(batch) for batch in batches]
 
 
 def evaluated(case: Case) -> tuple[list[float], list[float]]:

@@ -52,6 +52,15 @@ def test_a_part_without_targets_leaves_no_trace_in_sharded_weights(
     same(ranks, "paired", STEPS, replace(cases.LAST_DIVIDED, zero=zero))
 
 
+@pytest.mark.parametrize("zero", [0, 3])
+def test_a_loss_inside_the_last_layer_is_over_the_targets_of_the_whole_batch(
+    ranks: RankPool, zero: int
+) -> None:
+    """Under ZeRO 3 a layer returns views of its results."""
+    for losses in ranks(3, cases.scored_by_plan, replace(cases.LAST_DIVIDED, zero=zero), 3):
+        assert losses == pytest.approx(cases.scored_alone(3), rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("loss", "message"),
     [

@@ -15,7 +15,7 @@ def known_name(option: str, name: str, known: Iterable[str], plural: str = "") -
     names = [str(known_value) for known_value in known]
     if name not in names:
         expected = f"one of {f'the {plural} ' if plural else ''}{', '.join(names)}"
-        raise bad_input(expected, name, option, suggestion=closest(name, names))
+        raise bad_input(expected, name, option, suggestion=closest(str(name), names))
     return name
 
 

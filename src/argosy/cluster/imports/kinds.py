@@ -111,6 +111,11 @@ def kinds_called(name: str) -> tuple[str, ...]:
 
 
 def words_of(name: str) -> set[str]:
-    """Return the lower-case runs of letters and digits; equal for ``RTX A6000`` and
-    ``RTX-A6000``."""
-    return set(re.findall(r"[a-z0-9]+", name.lower().replace("geforce", "").replace(" ti", "ti")))
+    """Return the lower-case runs of letters and digits without the maker's words.
+
+    >>> sorted(words_of("nvidia_geforce_rtx2080_ti")), sorted(words_of("RTX-2080Ti"))
+    (['2080ti', 'rtx'], ['2080ti', 'rtx'])
+    """
+    text = re.sub("geforce|nvidia|tesla", " ", name.lower())
+    text = re.sub("[ _-]ti(?![a-z0-9])", "ti", text)
+    return set(re.findall("[a-z0-9]+", re.sub("rtx(?=[0-9])", "rtx ", text)))

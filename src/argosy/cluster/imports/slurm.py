@@ -80,7 +80,7 @@ def _by_name(nodes: Iterator[Listed]) -> dict[str, Listed]:
 
 def _shown(text: str, file: str) -> Iterator[Listed]:
     """Yield the nodes of ``scontrol show node``, with or without ``-o``."""
-    before, *blocks = re.split(r"(?:^|(?<=\s))NodeName=", text)
+    before, *blocks = re.split(r"^[^\S\n]*NodeName=", text, flags=re.M)
     if before.strip():
         raise invalid(file=file, found=f'"{before.strip()[:40]}"', expected=_EXPECTED)
     for block in blocks:
@@ -182,7 +182,7 @@ def gpus_of(gres: str, file: str = "") -> tuple[tuple[str, int], ...]:
         rest = [word for word in rest if word != "no_consume"]
         match = re.fullmatch(r"[0-9]{1,4}", rest[-1]) if rest else None
         if match is None or len(rest) > 2 or int(match[0]) > 10_000:
-            raise bad_input('GPUs such as "gpu:a100:8(S:0-1)"', f'"{gres[:60]}"', file or "Gres")
+            raise bad_input('GPUs such as "gpu:a100:8(S:0-1)"', gres[:60], file or "Gres")
         card = rest[0] if len(rest) == 2 else ""
         counts[card] = counts.get(card, 0) + int(match[0])
     return tuple((card, count) for card, count in counts.items() if count)

@@ -47,6 +47,9 @@ _SAME = {
     Tensor.sum,
     torch.sum,
     Tensor.squeeze,
+    Tensor.view,
+    Tensor.view_as,
+    Tensor.reshape,
 }
 """Functions that leave the value of a scalar unchanged."""
 _PAIR = "return (loss, weight), with the weight that its parts are averaged by, such as mask.sum()"
@@ -106,6 +109,8 @@ class LossWatch(TorchFunctionMode):
 
     def _follow(self, function: Any, args: Any, result: Any) -> None:
         """Record that a multiple of a mean is a mean over the same targets."""
+        if function is Tensor.view_as:  # its second argument gives the shape alone
+            args = args[:1]
         known = [arg for arg in args if isinstance(arg, Tensor) and id(arg) in self.means]
         if len(known) != 1 or not isinstance(result, Tensor) or result.dim() > 0:
             return
