@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -119,6 +120,17 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (
         lambda: find_layers(nn.Linear(2, 2)),
         "model: found Linear, expected an nn.Sequential, a model with argosy_layers()",
+    ),
+    *(
+        (
+            partial(find_layers, nn.Sequential(nn.Embedding(4, 2, **{argument: value}))),
+            f"0: found Embedding with {argument}={value}, expected {expected}",
+        )
+        for argument, value, expected in (
+            ("max_norm", 1.0, "no max_norm, which changes weights in a forward"),
+            ("scale_grad_by_freq", True, "gradients that do not depend on how a plan divides"),
+            ("sparse", True, "dense gradients, which replicas can sum"),
+        )
     ),
     (
         lambda: find_layers(Listed()),

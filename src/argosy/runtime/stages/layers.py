@@ -29,6 +29,7 @@ from argosy.runtime.stages.huggingface import (
     vit_layers,
 )
 from argosy.runtime.stages.huggingface_encoders import bert_layers, t5_layers
+from argosy.workload.capture.embeddings import check_embeddings
 from argosy.workload.capture.hooks import check_hooks
 
 FAMILIES: dict[str, Callable[[nn.Module], tuple[nn.Module, ...]]] = {
@@ -77,6 +78,7 @@ def find_layers(model: nn.Module) -> tuple[nn.Module, ...]:
     """Return the layers of a model by (1) to (3); raise an ``InputError`` that explains what to do
     if none applies."""
     check_hooks(model)
+    check_embeddings(model)
     model = without_wrapper(model)
     own = getattr(model, "argosy_layers", None)
     if callable(own):
