@@ -78,13 +78,17 @@ class Padding:
             self.known = (padding, self._made(hidden, padding, source))
         return self.known[1]
 
+    def check_window(self, hidden: Tensor) -> None:
+        """Raise an ``InputError`` if sequences are longer than the model's sliding window, since
+        blocks attend to all earlier tokens."""
+        window = getattr(self.settings, "sliding_window", None)
+        if window is not None and hidden.shape[1] > window:
+            actual = f"sequences of {hidden.shape[1]} tokens"
+            raise invalid("model", actual, f"at most its sliding window of {window}")
+
     def _made(self, hidden: Tensor, padding: Tensor | None, source: Tensor | None) -> Tensor | None:
         from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
-        window = getattr(self.settings, "sliding_window", None)
-        if window is not None and padding is not None and padding.shape[1] > window:
-            actual = f"sequences of {padding.shape[1]} with a padding mask"
-            raise invalid("model", actual, f"at most its sliding window of {window}")
         places = torch.arange(hidden.shape[1], device=hidden.device)
         create: Any = create_causal_mask if self.causal else create_bidirectional_mask
         known = inspect.signature(create).parameters
@@ -116,9 +120,12 @@ class HuggingFaceBlock(nn.Module):
         self.padding = padding
 
     def forward(self, carry: Hidden) -> Hidden:
+        hidden = carry if isinstance(carry, Tensor) else carry[0]
+        if self.padding is not None:
+            self.padding.check_window(hidden)
         if isinstance(carry, Tensor):
-            return self._run(carry, {})
-        hidden, padding = carry
+            return self._run(hidden, {})
+        padding = carry[1]
         assert self.padding is not None, "models of pixels have no padding"
         return self._run(
             hidden, {"attention_mask": self.padding.attention_mask(hidden, padding)}
