@@ -31,7 +31,7 @@ from argosy.runtime.processes.failure import clear_notes, leave_note, verdict
 from argosy.runtime.processes.run_folder import held
 from argosy.runtime.sources.mixing import check_mixing
 from argosy.runtime.sources.source import LayerSource
-from argosy.runtime.stages.huggingface import Inputs, check_attention
+from argosy.runtime.stages.huggingface import Inputs, check_settings
 from argosy.runtime.stages.huggingface_encoders import EncoderInputs
 from argosy.runtime.stages.layers import check_unwrapped, find_layers
 from argosy.runtime.stages.moment import Moment
@@ -87,6 +87,12 @@ class Listed(nn.Module):
 
 GPT2LMHeadModel = type(
     "GPT2LMHeadModel", (nn.Module,), {"config": SimpleNamespace(_attn_implementation="eager")}
+)
+
+RoutedModel = type(
+    "MixtralForCausalLM",
+    (nn.Module,),
+    {"config": SimpleNamespace(_attn_implementation="sdpa", output_router_logits=True)},
 )
 
 CASES: list[tuple[Callable[[], Any], str]] = [
@@ -148,7 +154,11 @@ CASES: list[tuple[Callable[[], Any], str]] = [
         lambda: find_layers(hf_t5(1)[0])[0](torch.ones(1, 2, dtype=torch.int64)),
         "model: found no labels, expected labels or decoder_input_ids",
     ),
-    (lambda: check_attention(GPT2LMHeadModel()), "model: found attention eager, expected sdpa"),
+    (lambda: check_settings(GPT2LMHeadModel()), "model: found attention eager, expected sdpa"),
+    (
+        lambda: check_settings(RoutedModel()),
+        "model: found output_router_logits=True, which adds a loss of the routers",
+    ),
     (
         lambda: Inputs(nn.Identity(), "input_ids")(
             torch.ones(1, 2), token_type_ids=torch.ones(1, 2)

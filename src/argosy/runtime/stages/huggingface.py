@@ -208,11 +208,14 @@ def vit_layers(model: Any) -> tuple[nn.Module, ...]:
     return (Inputs(inside.embeddings, "pixel_values"), *map(HuggingFaceBlock, blocks), head)
 
 
-def check_attention(model: nn.Module) -> None:
-    """Raise an ``InputError`` if a model's attention is not sdpa: blocks are called without a mask,
-    which only sdpa treats as causal."""
+def check_settings(model: nn.Module) -> None:
+    """Raise an ``InputError`` if a model's attention is not sdpa, since blocks are called without a
+    mask, which only sdpa treats as causal; or if its loss contains what routers return."""
     settings = getattr(model, "config", None)
     way = getattr(settings, "_attn_implementation", None)
     if way not in (None, "sdpa"):
         suggestion = 'build it with attn_implementation="sdpa"'
         raise invalid("model", f"attention {way}", "sdpa", suggestion=suggestion)
+    if getattr(settings, "output_router_logits", False):
+        actual = "output_router_logits=True, which adds a loss of the routers"
+        raise invalid("model", actual, "output_router_logits=False to train by layers")

@@ -23,7 +23,7 @@ from torch import nn
 
 from argosy.errors import invalid
 from argosy.runtime.stages.huggingface import (
-    check_attention,
+    check_settings,
     gpt2_layers,
     rotary_layers,
     vit_layers,
@@ -87,7 +87,7 @@ def find_layers(model: nn.Module) -> tuple[nn.Module, ...]:
         return tuple(model)
     name = type(model).__name__
     if name in FAMILIES:
-        check_attention(model)
+        check_settings(model)
         return FAMILIES[name](model)
     expected = (
         f"an nn.Sequential, a model with argosy_layers(), or one of {', '.join(sorted(FAMILIES))}"
