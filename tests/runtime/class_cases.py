@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from argosy.runtime.communication.exchange import GroupExchange
-from argosy.runtime.graphs.classes import normalised, picked_losses
+from argosy.runtime.graphs.classes import HeldRows, normalised, picked_losses
 from argosy.space.operations.sharding import sharded, unit_counts
 
 
@@ -57,9 +57,8 @@ def divided(problem: Problem, ratios: tuple[float, ...]) -> dict[str, Any]:
     own = exchange.take(x, sharded(dim, count)).clone().requires_grad_()
     logarithms = normalised(exchange, own, dim)
     reduction = 2 if problem.summed else 0
-    losses, counted = picked_losses(
-        (first, counts[rank]), logarithms, targets, weights, reduction, -100
-    )
+    rows = HeldRows(first, counts[rank], count)
+    losses, counted = picked_losses(rows, logarithms, targets, weights, reduction, -100)
     losses.backward(gradient_of(losses))
     whole = losses.detach().clone()
     dist.all_reduce(whole)

@@ -9,6 +9,8 @@ from runtime.class_cases import Problem, divided, gradient_of
 from runtime.rank_pool import RankPool
 from torch.nn import functional
 
+from argosy.runtime.graphs.classes import HeldRows, lookup, picked_losses
+
 PROBLEMS = [
     Problem((7, 11)),
     Problem((7, 11), is_weighted=True, ignored=0.4),
@@ -42,3 +44,12 @@ def test_a_divided_loss_is_the_loss(
         size = result["gradient"].shape[problem.dim]
         part = x.grad.narrow(problem.dim, result["first"], size)
         torch.testing.assert_close(result["gradient"], part, **close)
+
+
+@pytest.mark.parametrize("number", [-1, 7])
+def test_a_number_that_no_device_has_is_refused(number: int) -> None:
+    rows, numbers = HeldRows(2, 3, 7), torch.tensor([number, 3])
+    with pytest.raises(RuntimeError, match="an index is out of range: expected 0 to 6"):
+        lookup(rows, torch.ones(3, 2), numbers)
+    with pytest.raises(RuntimeError, match="an index is out of range: expected 0 to 6"):
+        picked_losses(rows, torch.zeros(2, 3), numbers, None, 0, -100)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,7 @@ from argosy.runtime.processes.failure import clear_notes, leave_note, verdict
 from argosy.runtime.processes.run_folder import held
 from argosy.runtime.sources.mixing import check_mixing
 from argosy.runtime.sources.source import LayerSource
-from argosy.runtime.stages.huggingface import Inputs, check_attention
+from argosy.runtime.stages.huggingface import Inputs, check_settings
 from argosy.runtime.stages.huggingface_encoders import EncoderInputs
 from argosy.runtime.stages.layers import check_unwrapped, find_layers
 from argosy.runtime.stages.moment import Moment
@@ -88,6 +89,12 @@ GPT2LMHeadModel = type(
     "GPT2LMHeadModel", (nn.Module,), {"config": SimpleNamespace(_attn_implementation="eager")}
 )
 
+RoutedModel = type(
+    "MixtralForCausalLM",
+    (nn.Module,),
+    {"config": SimpleNamespace(_attn_implementation="sdpa", output_router_logits=True)},
+)
+
 CASES: list[tuple[Callable[[], Any], str]] = [
     (
         lambda: trainer().set_schedule(INTERLEAVED),
@@ -120,6 +127,17 @@ CASES: list[tuple[Callable[[], Any], str]] = [
         lambda: find_layers(nn.Linear(2, 2)),
         "model: found Linear, expected an nn.Sequential, a model with argosy_layers()",
     ),
+    *(
+        (
+            partial(find_layers, nn.Sequential(nn.Embedding(4, 2, **{argument: value}))),
+            f"0: found Embedding with {argument}={value}, expected {expected}",
+        )
+        for argument, value, expected in (
+            ("max_norm", 1.0, "no max_norm, which changes weights in a forward"),
+            ("scale_grad_by_freq", True, "gradients that do not depend on how a plan divides"),
+            ("sparse", True, "dense gradients, which replicas can sum"),
+        )
+    ),
     (
         lambda: find_layers(Listed()),
         "Listed.argosy_layers()[1]: found function, expected an nn.Module",
@@ -136,7 +154,11 @@ CASES: list[tuple[Callable[[], Any], str]] = [
         lambda: find_layers(hf_t5(1)[0])[0](torch.ones(1, 2, dtype=torch.int64)),
         "model: found no labels, expected labels or decoder_input_ids",
     ),
-    (lambda: check_attention(GPT2LMHeadModel()), "model: found attention eager, expected sdpa"),
+    (lambda: check_settings(GPT2LMHeadModel()), "model: found attention eager, expected sdpa"),
+    (
+        lambda: check_settings(RoutedModel()),
+        "model: found output_router_logits=True, which adds a loss of the routers",
+    ),
     (
         lambda: Inputs(nn.Identity(), "input_ids")(
             torch.ones(1, 2), token_type_ids=torch.ones(1, 2)

@@ -129,3 +129,25 @@ def test_a_divided_loss_is_that_of_the_whole_or_refused(name: str) -> None:
     found = torch.autograd.grad(total, list(model.parameters()), allow_unused=True)
     torch.testing.assert_close(total, whole, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+class ScaledLookup(nn.Module):
+    """Gradients of its rows are divided by how often a batch looks them up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(4, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.embedding(x, self.table, scale_grad_by_freq=True)
+
+
+def test_look_ups_scaled_by_the_batch_are_not_divided() -> None:
+    forward = capture_forward(
+        ScaledLookup(),
+        lambda model, x: model(x).square().mean(),
+        torch.randint(0, 4, (SAMPLES, 3)),
+        device=torch.device("cpu"),
+    )
+    with pytest.raises(InputError, match=r"aten\.embedding\.default.*combines samples"):
+        GraphCut(forward, [0] * len(forward.graph.nodes), 1).check_divided([3], 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -27,10 +26,16 @@ from argosy.schedule import ScheduleKind
 LAYOUTS = [(((1, 2, 1, 1, 1),), 2), (((1, 1, 1, 1, 1),), 3), (((2, 1), (1, 1, 1)), 2)]
 """Shares, and devices of a node: nodes of 2, 2 and 1; of 3 and 2; two stages, one of them over two
 nodes."""
+KINDS = [
+    (Algorithm.HIERARCHICAL, 0, LAYOUTS),
+    (Algorithm.HIERARCHICAL, 1, LAYOUTS[:1]),  # by the same messages as level 3
+    (Algorithm.HIERARCHICAL, 3, LAYOUTS),
+    (Algorithm.TREE, 0, LAYOUTS),
+]
 CASES = [
     Case(shares=shares, per_node=per_node, algorithm=algorithm, zero=zero, num_micro_batches=2)
-    for (shares, per_node), algorithm, zero in itertools.product(LAYOUTS, Algorithm, (0, 1, 3))
-    if algorithm is Algorithm.HIERARCHICAL or (algorithm is Algorithm.TREE and zero == 0)
+    for algorithm, zero, layouts in KINDS
+    for shares, per_node in layouts
 ]
 
 

@@ -149,11 +149,11 @@ def _sentences(plan: Plan) -> Iterator[str]:
             if not feature.allows(stage):
                 request = f"Stage {index} asks for {feature.name} {feature.asked(stage)}"
                 yield f"{request}, and the runtime executes only {_listed(feature.runs)}."
-        odd = next((r.width for r in stage.replicas if r.width % stage.context), None)
-        if odd is not None:
+        width = next((r.width for r in stage.replicas if r.width % stage.context), None)
+        if width is not None:
             yield (
                 f"Stage {index} asks for context parallelism in {stage.context} parts on replicas "
-                f"of {counted(odd, 'device')}, and the runtime executes only a multiple of the "
+                f"of {counted(width, 'device')}, and the runtime executes only a multiple of the "
                 "parts."
             )
         if stage.offload.activations is not None and stage.zero > 1:

@@ -26,13 +26,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from argosy.errors import invalid
+from argosy.runtime.communication.tags import Tag
 
 Group = dist.ProcessGroup | None
 """A process group; None is the group of all ranks."""
-
-
-# The tags of messages of (4) and of (2).
-_FILL_TAG, _SCATTER_TAG = 2**29 + 1, 2**29 + 2
 
 
 class Pending(Protocol):
@@ -143,12 +140,12 @@ def begin_fill(whole: Tensor, sizes: Sequence[int], *, group: Group = None) -> P
         return Messages([dist.all_to_all(received, sent, group=group, async_op=True)])
     peers = [member for member in range(len(sizes)) if member != rank]
     works: list[Any] = [
-        dist.irecv(parts[peer], group=group, group_src=peer, tag=_FILL_TAG)
+        dist.irecv(parts[peer], group=group, group_src=peer, tag=Tag.FILL)
         for peer in peers
         if sizes[peer]
     ]
     for peer in peers if sizes[rank] else ():
-        works.append(dist.isend(own, group=group, group_dst=peer, tag=_FILL_TAG))
+        works.append(dist.isend(own, group=group, group_dst=peer, tag=Tag.FILL))
     return Messages(works)
 
 
@@ -227,10 +224,10 @@ def _begin_swap(received: Tensor, parts: Sequence[Tensor], rank: int, group: Gro
         if member == rank:
             place.copy_(part)
         elif own:
-            works.append(dist.irecv(place, group=group, group_src=member, tag=_SCATTER_TAG))
+            works.append(dist.irecv(place, group=group, group_src=member, tag=Tag.SCATTER))
     for member, part in enumerate(parts):
         if member != rank and part.numel():
-            works.append(dist.isend(part, group=group, group_dst=member, tag=_SCATTER_TAG))
+            works.append(dist.isend(part, group=group, group_dst=member, tag=Tag.SCATTER))
     return Messages(works)
 
 

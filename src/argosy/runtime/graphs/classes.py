@@ -15,7 +15,7 @@ so that no device ever has the logits of all classes. With g the gradient of (2)
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -27,30 +27,37 @@ EMBEDDING = "aten.embedding.default"
 # A value of ATen's reduction argument.
 _NO_REDUCTION = 0
 
-Rows = tuple[int, int]
-"""The first row or class that a device holds, and how many."""
+
+class HeldRows(NamedTuple):
+    """The rows or classes that a device holds."""
+
+    first: int
+    num_rows: int
+    total: int
+    """The number of rows or classes on all devices."""
 
 
-def lookup(rows: Rows, table: Tensor, ids: Tensor, padding: int = -1, *_: Any) -> Tensor:
+def lookup(rows: HeldRows, table: Tensor, ids: Tensor, padding: int = -1, *_: Any) -> Tensor:
     """Return the rows of a table that this device holds, and zeros for the others."""
-    first, count = rows
     own, places = _own(rows, ids)
-    empty = padding - first if first <= padding < first + count else None
+    last = rows.first + rows.num_rows
+    empty = padding - rows.first if rows.first <= padding < last else None
     return F.embedding(places, table, padding_idx=empty) * own.unsqueeze(-1)
 
 
 def picked_losses(
-    rows: Rows, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore: int
+    rows: HeldRows, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore: int
 ) -> tuple[Tensor, Tensor]:
     """Return the loss (3) of the targets that this device holds, and the weight of all targets that
     count."""
-    own, places = _own(rows, target)
-    counts = (target != ignore).to(x.dtype)
+    is_counted = target != ignore
+    own, places = _own(rows, target.where(is_counted, 0))
+    counts = is_counted.to(x.dtype)
     if weight is not None:
         counts = counts * weight[target.clamp(0, len(weight) - 1)]
     dim = 1 if x.dim() > 1 else 0
     chosen = x.gather(dim, places.unsqueeze(dim)).squeeze(dim)
-    losses = -torch.where(own & (target != ignore), chosen, 0.0) * counts
+    losses = -torch.where(own & is_counted, chosen, 0.0) * counts
     return losses if reduction == _NO_REDUCTION else losses.sum(), counts.sum()
 
 
@@ -60,11 +67,15 @@ def normalised(exchange: GroupExchange, x: Tensor, dim: int, to_float: bool = Fa
     return result
 
 
-def _own(rows: Rows, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which of some rows this device holds, and their places there (any for the others)."""
-    first, count = rows
-    own = (ids >= first) & (ids < first + count)
-    return own, (ids - first).clamp(0, count - 1)
+def _own(rows: HeldRows, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which of some rows this device holds, and their places there (any for the others).
+
+    Torch refuses a number that no device has, on a GPU without waiting for it.
+    """
+    in_range = ((ids >= 0) & (ids < rows.total)).all()
+    torch._assert_async(in_range, f"an index is out of range: expected 0 to {rows.total - 1}")
+    own = (ids >= rows.first) & (ids < rows.first + rows.num_rows)
+    return own, (ids - rows.first).clamp(0, rows.num_rows - 1)
 
 
 class _Normalised(torch.autograd.Function):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from argosy.runtime.graphs.classes import HeldRows
 from argosy.space.operations.calls import table
 from argosy.space.operations.rules import ShardingRule
 from argosy.space.operations.sharding import local_shape, unit_counts
@@ -64,10 +65,10 @@ class LocalCall:
         )
 
     @cached_property
-    def rows(self) -> tuple[int, int]:
-        """Return the first row or class that this device holds of the first input, and how
-        many."""
+    def rows(self) -> HeldRows:
+        """Return the rows or classes of the first input that this device holds."""
         state = self.row.inputs[0]
         counts = unit_counts(state.units, self.ratios)
-        per_unit = self.graph.values[self.node.inputs[0]].shape[state.dim] // state.units
-        return per_unit * sum(counts[: self.rank]), per_unit * counts[self.rank]
+        total = self.graph.values[self.node.inputs[0]].shape[state.dim]
+        per_unit = total // state.units
+        return HeldRows(per_unit * sum(counts[: self.rank]), per_unit * counts[self.rank], total)

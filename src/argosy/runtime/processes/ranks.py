@@ -39,9 +39,9 @@ class Seat:
     begin: int
     end: int
     member: int = 0
-    """Its index in the replica's tensor-parallel group, by rank."""
+    """Its index among the ranks of its replica."""
     width: int = 1
-    """The number of members of that group."""
+    """The number of ranks of its replica."""
 
     @property
     def samples(self) -> int:
@@ -70,7 +70,7 @@ class PeerLink:
     is_first: bool
     """True if the receiver gets its first samples from this sender."""
     turn: int = 0
-    """Several members of a wider group return gradients of the same samples, each a part of the
+    """Several ranks of a wider replica return gradients of the same samples, each a part of the
     sum; this index counts them."""
 
 
@@ -94,47 +94,53 @@ def devices_by_rank(plan: Plan) -> tuple[str, ...]:
 
 
 def seats_of(plan: Plan, roster: Sequence[str] | None = None) -> tuple[tuple[Seat, ...], ...]:
-    """Return, per stage, the seats of its replicas; members of a tensor-parallel group have the
-    same samples. ``roster`` lists devices by rank and is the plan's own unless given."""
+    """Return, per stage, the seats of its replicas, whose devices have the same samples.
+    ``roster`` lists devices by rank and is the plan's own unless given."""
     stages = []
     for index, stage in enumerate(plan.stages):
-        ends = list(accumulate(replica.samples for replica in stage.replicas))
-        seats = []
-        for at, (replica, end) in enumerate(zip(stage.replicas, ends, strict=True)):
-            members = [rank for rank, _ in members_of(plan, replica, roster)]
-            for member, rank in enumerate(members):
-                begin = end - replica.samples
-                seat = Seat(
+        ends = accumulate(replica.samples for replica in stage.replicas)
+        replicas = zip(stage.replicas, ends, replica_ranks(plan, index, roster), strict=True)
+        stages.append(
+            tuple(
+                Seat(
                     stage=index,
                     replica=at,
                     rank=rank,
-                    begin=begin,
+                    begin=end - replica.samples,
                     end=end,
                     member=member,
-                    width=len(members),
+                    width=len(ranks),
                 )
-                seats.append(seat)
-        stages.append(tuple(seats))
+                for at, (replica, end, ranks) in enumerate(replicas)
+                for member, rank in enumerate(ranks)
+            )
+        )
     return tuple(stages)
 
 
-def members_of(
-    plan: Plan, replica: Replica, roster: Sequence[str] | None = None
-) -> tuple[tuple[int, float], ...]:
-    """Return the ranks of a replica's tensor-parallel group in ascending order, with each rank's
-    share of the work."""
-    rank = {device: index for index, device in enumerate(roster or devices_by_rank(plan))}
-    return tuple(
-        sorted(zip((rank[device] for device in replica.devices), replica.shares, strict=True))
-    )
+def _rank_by_device(plan: Plan, roster: Sequence[str] | None) -> dict[str, int]:
+    """Return the rank of each device."""
+    return {device: rank for rank, device in enumerate(roster or devices_by_rank(plan))}
+
+
+def replica_ranks(
+    plan: Plan, stage: int, roster: Sequence[str] | None = None
+) -> list[tuple[int, ...]]:
+    """Return the ranks of each replica of a stage, in ascending order."""
+    rank = _rank_by_device(plan, roster)
+    return [
+        tuple(sorted(rank[device] for device in replica.devices))
+        for replica in plan.stages[stage].replicas
+    ]
 
 
 def parts_of(
     plan: Plan, stage: Stage, replica: Replica, roster: Sequence[str] | None = None
 ) -> tuple[tuple[tuple[int, float], ...], ...]:
-    """Return the tensor-parallel group of each part of a replica's sequence, as ``members_of``; the
-    parts are in the order of their first ranks."""
-    rank = {device: index for index, device in enumerate(roster or devices_by_rank(plan))}
+    """Return the tensor-parallel group of each part of a replica's sequence: its ranks in ascending
+    order, with each rank's share of the replica's work. Parts are in the order of their first
+    ranks."""
+    rank = _rank_by_device(plan, roster)
     members = [(rank[device], share) for device, share in replica.members]
     width = replica.width // stage.context
     rows = (tuple(sorted(members[at : at + width])) for at in range(0, len(members), width))
@@ -194,8 +200,8 @@ def links_between(seat: Seat, others: tuple[Seat, ...], *, sending: bool) -> tup
     """Return the peers among ``others``, seats of a neighbouring stage, that hold some of a seat's
     samples, in the order of samples.
 
-    Every member of the later stage's group has one peer in the earlier one's; members of a wider
-    later group take turns.
+    Every rank of the later stage's replica has one peer in the earlier one's; ranks of a wider
+    later replica take turns.
     """
     links = []
     for peer_seat in others:

@@ -16,7 +16,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,7 @@ from argosy.runtime.processes.ranks import (
     devices_by_rank,
     grid_ranks,
     parts_of,
+    replica_ranks,
     seats_of,
 )
 from argosy.runtime.processes.world import gather_texts
@@ -44,7 +45,6 @@ from argosy.runtime.sources.sharing import sharings
 from argosy.runtime.stages.context_stage import (
     ContextStage,
     SequenceExchange,
-    SequenceSharing,
     sequence_sharing,
     sequence_states,
 )
@@ -58,7 +58,6 @@ from argosy.runtime.stages.graph_stage import (
 from argosy.runtime.stages.grid_stage import GridExchanges, GridSharing, GridStage
 from argosy.runtime.stages.parameters import Catalogue, Places, Weight, buffer_places
 from argosy.runtime.stages.tensor_stage import TensorStage
-from argosy.runtime.weights.holding import seats_in_group
 from argosy.runtime.weights.summing import Groups
 from argosy.solve.program_plans import CapturedProgram
 from argosy.solve.programs.sequence import sequence_length
@@ -121,17 +120,13 @@ class GraphSource:
         )
         self.shared = sharings(plan, self.cut, recipe.roster)
         """By stage and replica, how its tensor-parallel group shares it."""
-        self.sequences = self._sequences()
-        """By stage and replica that divides the sequence, how it does."""
-
-    def _sequences(self) -> dict[tuple[int, int], SequenceSharing]:
-        sequences = {}
-        for index, stage in enumerate(self.plan.stages):
-            for at, replica in enumerate(stage.replicas if stage.context > 1 else ()):
-                sequences[index, at] = sequence_sharing(
-                    self.cut, self.plan, index, replica, self.recipe.roster
-                )
-        return sequences
+        self.sequences = {
+            (index, at): sequence_sharing(self.cut, plan, index, replica, recipe.roster)
+            for index, stage in enumerate(plan.stages)
+            for at, replica in enumerate(stage.replicas if stage.context > 1 else ())
+            if (index, at) not in self.shared
+        }
+        """By stage and replica that divides the sequence over single devices, how it does."""
 
     @property
     def undivided(self) -> tuple[int, ...]:
@@ -150,12 +145,10 @@ class GraphSource:
         digest = hashlib.sha256("\n".join(programs).encode()).hexdigest()
         digests = gather_texts(digest, self.recipe.device)
         if len(set(digests)) > 1:
-            odd = next(
-                rank for rank, rank_digest in enumerate(digests) if rank_digest != digests[0]
-            )
+            other = next(at for at, text in enumerate(digests) if text != digests[0])
             raise RunError(
-                f"ranks 0 and {odd} found different programs for the same stages; "
-                "are their packages alike?"
+                f"ranks 0 and {other} found different programs for the same stages; "
+                "install the same packages on all hosts"
             )
 
     def stored(self, weight: Weight, stage: int, replica: int = 0) -> State:
@@ -218,61 +211,32 @@ class GraphSource:
         return programs
 
     def _program(self, index: int, rank: int, groups: Groups, exchanging: Exchanging) -> GraphStage:
-        recipe, recompute = self.recipe, self.plan.stages[index].recompute
-        seats = seats_in_group(self.plan, index, recipe.roster)
-        at, ranks = next((at, ranks) for at, ranks in enumerate(seats) if rank in ranks)
-        if (index, at) in self.sequences and (index, at) in self.shared:
-            return self._grid(index, at, rank, groups, exchanging)
-        if (index, at) in self.sequences:
-            parts = self.sequences[index, at]
-            own = SequenceExchange(parts.parts, groups[ranks], exchanging)
-            return ContextStage(
-                parts,
-                own,
-                recipe.model,
-                recompute=recompute,
-                device=recipe.device,
-                seed=recipe.seed,
-            )
-        if (index, at) not in self.shared:
-            return GraphStage(
-                self.cut,
-                index,
-                recipe.model,
-                recompute=recompute,
-                device=recipe.device,
-                seed=recipe.seed,
-                is_compiled=recipe.is_compiled,
-            )
-        sharing = self.shared[index, at]
-        exchange = GroupExchange(sharing.ratios, groups[ranks], exchanging)
-        return TensorStage(
-            sharing,
-            exchange,
-            recipe.model,
-            recompute=recompute,
-            device=recipe.device,
-            seed=recipe.seed,
-        )
-
-    def _grid(
-        self, index: int, at: int, rank: int, groups: Groups, exchanging: Exchanging
-    ) -> GridStage:
-        recipe, stage, sharing = self.recipe, self.plan.stages[index], self.shared[index, at]
-        assert isinstance(sharing, GridSharing)
-        lines = [ranks for ranks in grid_ranks(self.plan, index, recipe.roster) if rank in ranks]
-        row, column = (groups[ranks] for ranks in lines)
-        return GridStage(
-            sharing,
-            GridExchanges(
+        recipe = self.recipe
+        settings: Any = {
+            "recompute": self.plan.stages[index].recompute,
+            "device": recipe.device,
+            "seed": recipe.seed,
+        }
+        replicas = enumerate(replica_ranks(self.plan, index, recipe.roster))
+        at, ranks = next((at, ranks) for at, ranks in replicas if rank in ranks)
+        sharing, sequence = self.shared.get((index, at)), self.sequences.get((index, at))
+        if sharing is None and sequence is None:
+            compiled = recipe.is_compiled
+            return GraphStage(self.cut, index, recipe.model, is_compiled=compiled, **settings)
+        if isinstance(sharing, GridSharing):
+            lines = grid_ranks(self.plan, index, recipe.roster)
+            row, column = (groups[line] for line in lines if rank in line)
+            exchanges = GridExchanges(
                 GroupExchange(sharing.ratios, row, exchanging),
-                SequenceExchange(self.sequences[index, at].parts, column, exchanging),
-            ),
-            recipe.model,
-            recompute=stage.recompute,
-            device=recipe.device,
-            seed=recipe.seed,
-        )
+                SequenceExchange(sharing.sequence.parts, column, exchanging),
+            )
+            return GridStage(sharing, exchanges, recipe.model, **settings)
+        if sequence is not None:
+            exchange = SequenceExchange(sequence.parts, groups[ranks], exchanging)
+            return ContextStage(sequence, exchange, recipe.model, **settings)
+        assert sharing is not None
+        own = GroupExchange(sharing.ratios, groups[ranks], exchanging)
+        return TensorStage(sharing, own, recipe.model, **settings)
 
 
 def by_layers(forward: Forward, model: nn.Module, layers: Sequence[nn.Module]) -> tuple[int, ...]:

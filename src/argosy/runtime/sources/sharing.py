@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from argosy.cluster.file import cluster_from_content
 from argosy.cost.group import device_group
 from argosy.errors import invalid
 from argosy.plan.group_program import GroupProgram
-from argosy.plan.plan import Plan, Stage
+from argosy.plan.plan import Plan, Replica, Stage
 from argosy.runtime.graphs.cut import GraphCut
 from argosy.runtime.processes.ranks import parts_of
 from argosy.runtime.stages.context_stage import sequence_sharing
@@ -18,47 +19,69 @@ from argosy.runtime.stages.tensor_stage import Sharing
 
 
 def sharings(plan: Plan, cut: GraphCut, roster: Sequence[str]) -> dict[tuple[int, int], Sharing]:
-    """By stage and replica, how tensor-parallel groups share it.
+    """Return how tensor-parallel groups share each stage and replica.
 
-    Each group cuts a weight of several stages as it likes, and gradients are summed region by
-    region. Only if a device has several of these stages, it holds the weight whole, because it has
-    one copy for all of them.
+    Groups of a stage with equal ratios run one program. Each group cuts a weight of several stages
+    as it likes, and gradients are summed region by region.
     """
+    whole = _held_whole(plan, cut)
+    by_replica: dict[tuple[int, int], Sharing] = {}
+    for index, stage in enumerate(plan.stages):
+        known: dict[tuple[tuple[float, ...], ...], Sharing] = {}
+        for at, replica in enumerate(stage.replicas):
+            if replica.width == stage.context:
+                continue
+            parts = parts_of(plan, stage, replica, roster)
+            _check_grid(index, parts)
+            shares = tuple(tuple(share for _, share in part) for part in parts)
+            if shares not in known:
+                known[shares] = _sharing(plan, cut, index, replica, roster, whole)
+            by_replica[index, at] = known[shares]
+    return by_replica
+
+
+def _held_whole(plan: Plan, cut: GraphCut) -> frozenset[int]:
+    """Return the weights that every member holds whole: those of several stages on one device,
+    which has one copy for all of them, and those that the program itself changes."""
     values = cut.graph.values
     readers: dict[str, list[int]] = {}
     for index, part in enumerate(cut.parts):
         for name in {values[weight].name for weight in part.weights}:
             readers.setdefault(name, []).append(index)
     repeated = {name for name, stages in readers.items() if _on_one_device(plan, stages)}
-    whole = frozenset(
+    changed = {value for value, _ in cut.graph.updates}
+    return frozenset(
         value for part in cut.parts for value in part.weights if values[value].name in repeated
-    )
-    whole |= {value for value, _ in cut.graph.updates}
-    by_replica: dict[tuple[int, int], Sharing] = {}
-    for index, stage in enumerate(plan.stages):
-        alike: dict[tuple[tuple[float, ...], ...], Sharing] = {}
-        for at, replica in enumerate(stage.replicas):
-            if replica.width == stage.context:
-                continue
-            members, *others = parts_of(plan, stage, replica, roster)
-            ratios = _ratios_of_row(members)
-            _check_grid(index, (members, *others))
-            parts = tuple(tuple(share for _, share in part) for part in (members, *others))
-            if parts not in alike:
-                cluster = cluster_from_content(plan.cluster.content)
-                group = device_group(
-                    cluster, [roster[rank] for rank, _ in members], plan.model.dtype
-                )
-                most = max(member.samples for member in stage.replicas)
-                layers, records = range(stage.first, stage.end), _records(plan, stage, ratios)
-                common = (cut, index, group, ratios, most, plan.global_batch, layers, whole)
-                if others:
-                    sequence = sequence_sharing(cut, plan, index, replica, roster)
-                    alike[parts] = GridSharing(*common, sequence=sequence)
-                else:
-                    alike[parts] = Sharing(*common, records)
-            by_replica[index, at] = alike[parts]
-    return by_replica
+    ).union(changed)
+
+
+def _sharing(
+    plan: Plan,
+    cut: GraphCut,
+    index: int,
+    replica: Replica,
+    roster: Sequence[str],
+    whole: frozenset[int],
+) -> Sharing:
+    """Return how the groups of a replica share a stage."""
+    stage = plan.stages[index]
+    members, *others = parts_of(plan, stage, replica, roster)
+    names = [roster[rank] for rank, _ in members]
+    ratios = _ratios_of_row(members)
+    common: dict[str, Any] = {
+        "cut": cut,
+        "index": index,
+        "group": device_group(cluster_from_content(plan.cluster.content), names, plan.model.dtype),
+        "ratios": ratios,
+        "samples": max(replica.samples for replica in stage.replicas),
+        "total": plan.global_batch,
+        "layers": range(stage.first, stage.end),
+        "whole": whole,
+    }
+    if others:
+        sequence = sequence_sharing(cut, plan, index, replica, roster)
+        return GridSharing(**common, sequence=sequence)
+    return Sharing(**common, records=_records(plan, stage, ratios))
 
 
 def _ratios_of_row(members: Sequence[tuple[int, float]]) -> tuple[float, ...]:

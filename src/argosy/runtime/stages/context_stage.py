@@ -177,7 +177,7 @@ def sequence_sharing(
         expected = f"{2 * len(shares)} at least, two for each of {len(shares)} parts"
         raise invalid(f"stages[{index}].context", actual, expected)
     parts = SequenceParts.by_shares(length, shares)
-    keeps_parts = [_alike(plan, at, roster) for at in (index - 1, index)]
+    keeps_parts = [_have_equal_parts(plan, at, roster) for at in (index - 1, index)]
     sharing = SequenceSharing(
         cut, index, parts, plan.global_batch, arrives=keeps_parts[0], hands_on=keeps_parts[1]
     )
@@ -195,7 +195,7 @@ def _shares(plan: Plan, stage: Stage, replica: Replica, roster: Sequence[str]) -
     return tuple(math.fsum(share for _, share in part) for part in parts)
 
 
-def _alike(plan: Plan, index: int, roster: Sequence[str]) -> bool:
+def _have_equal_parts(plan: Plan, index: int, roster: Sequence[str]) -> bool:
     """Return whether all replicas of a stage and of the next divide the sequence into the same
     parts, on one device each."""
     if not 0 <= index < len(plan.stages) - 1:

@@ -164,12 +164,11 @@ class _PartBuilder:
 class GridSharing(Sharing):
     """A description that states how the rows of a replica share the parts of its sequence."""
 
-    sequence: SequenceSharing | None = None
+    sequence: SequenceSharing = field(kw_only=True)
     _parts: dict[tuple[int, int], PartGraph] = field(default_factory=dict, compare=False)
 
     def part(self, samples: int, part: int) -> PartGraph:
         """Return the graph of one part for a number of samples."""
-        assert self.sequence is not None
         if (samples, part) not in self._parts:
             steps = self.sequence.steps(samples)
             for node, row in zip(steps.graph.nodes, steps.rows, strict=True):
@@ -192,8 +191,8 @@ class GridSharing(Sharing):
 
     def _search(self, samples: int, stored: Mapping[int, State]) -> GroupSteps:
         part = self.part(samples, 0)
-        loss = () if self.sequence is None else (self.sequence.steps(samples).graph.loss,)
-        whole = {*self._delivered, *part.derived, *(value for value in loss if value is not None)}
+        loss = self.sequence.steps(samples).graph.loss
+        whole = {*self._delivered, *part.derived, *(() if loss is None else (loss,))}
         stored = {**stored, **cut_experts(part.graph)}
         choices = StateChoices(
             part.graph, len(self.ratios), kind=CutKind.TENSOR, whole=whole, stored=stored
@@ -258,9 +257,7 @@ class _GridMember(GroupMember):
     def __init__(self, stage: GridStage, part: PartGraph, samples: int) -> None:
         steps = stage.sharing.steps_of_part(samples, stage.column.rank)
         super().__init__(stage, steps)
-        self.part, sequence = part, stage.sharing.sequence
-        assert sequence is not None
-        outer = sequence.steps(samples)
+        self.part, outer = part, stage.sharing.sequence.steps(samples)
         self.results |= set() if outer.graph.loss is None else {outer.graph.loss}
         self.outer = {
             index: (outer.graph.values[node.inputs[0]].shape if node.inputs else (), row)

@@ -78,13 +78,17 @@ class Padding:
             self.known = (padding, self._made(hidden, padding, source))
         return self.known[1]
 
+    def check_window(self, hidden: Tensor) -> None:
+        """Raise an ``InputError`` if sequences are longer than the model's sliding window, since
+        blocks attend to all earlier tokens."""
+        window = getattr(self.settings, "sliding_window", None)
+        if window is not None and hidden.shape[1] > window:
+            actual = f"sequences of {hidden.shape[1]} tokens"
+            raise invalid("model", actual, f"at most its sliding window of {window}")
+
     def _made(self, hidden: Tensor, padding: Tensor | None, source: Tensor | None) -> Tensor | None:
         from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
-        window = getattr(self.settings, "sliding_window", None)
-        if window is not None and padding is not None and padding.shape[1] > window:
-            actual = f"sequences of {padding.shape[1]} with a padding mask"
-            raise invalid("model", actual, f"at most its sliding window of {window}")
         places = torch.arange(hidden.shape[1], device=hidden.device)
         create: Any = create_causal_mask if self.causal else create_bidirectional_mask
         known = inspect.signature(create).parameters
@@ -116,9 +120,12 @@ class HuggingFaceBlock(nn.Module):
         self.padding = padding
 
     def forward(self, carry: Hidden) -> Hidden:
+        hidden = carry if isinstance(carry, Tensor) else carry[0]
+        if self.padding is not None:
+            self.padding.check_window(hidden)
         if isinstance(carry, Tensor):
-            return self._run(carry, {})
-        hidden, padding = carry
+            return self._run(hidden, {})
+        padding = carry[1]
         assert self.padding is not None, "models of pixels have no padding"
         return self._run(
             hidden, {"attention_mask": self.padding.attention_mask(hidden, padding)}
@@ -201,11 +208,14 @@ def vit_layers(model: Any) -> tuple[nn.Module, ...]:
     return (Inputs(inside.embeddings, "pixel_values"), *map(HuggingFaceBlock, blocks), head)
 
 
-def check_attention(model: nn.Module) -> None:
-    """Raise an ``InputError`` if a model's attention is not sdpa: blocks are called without a mask,
-    which only sdpa treats as causal."""
+def check_settings(model: nn.Module) -> None:
+    """Raise an ``InputError`` if a model's attention is not sdpa, since blocks are called without a
+    mask, which only sdpa treats as causal; or if its loss contains what routers return."""
     settings = getattr(model, "config", None)
     way = getattr(settings, "_attn_implementation", None)
     if way not in (None, "sdpa"):
         suggestion = 'build it with attn_implementation="sdpa"'
         raise invalid("model", f"attention {way}", "sdpa", suggestion=suggestion)
+    if getattr(settings, "output_router_logits", False):
+        actual = "output_router_logits=True, which adds a loss of the routers"
+        raise invalid("model", actual, "output_router_logits=False to train by layers")

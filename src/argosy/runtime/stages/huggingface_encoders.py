@@ -83,7 +83,7 @@ class EncoderHead(nn.Module):
 
 def bert_layers(model: Any) -> tuple[nn.Module, ...]:
     """Return the layers of a BERT with any head."""
-    padding = Padding(model.config, causal=False)
+    padding = Padding(model.config, causal=model.config.is_decoder)
     blocks = [HuggingFaceBlock(block, padding=padding) for block in model.bert.encoder.layer]
     return (EncoderInputs(model.bert.embeddings), *blocks, EncoderHead(model, "bert"))
 

@@ -23,12 +23,13 @@ from torch import nn
 
 from argosy.errors import invalid
 from argosy.runtime.stages.huggingface import (
-    check_attention,
+    check_settings,
     gpt2_layers,
     rotary_layers,
     vit_layers,
 )
 from argosy.runtime.stages.huggingface_encoders import bert_layers, t5_layers
+from argosy.workload.capture.embeddings import check_embeddings
 from argosy.workload.capture.hooks import check_hooks
 
 FAMILIES: dict[str, Callable[[nn.Module], tuple[nn.Module, ...]]] = {
@@ -77,6 +78,7 @@ def find_layers(model: nn.Module) -> tuple[nn.Module, ...]:
     """Return the layers of a model by (1) to (3); raise an ``InputError`` that explains what to do
     if none applies."""
     check_hooks(model)
+    check_embeddings(model)
     model = without_wrapper(model)
     own = getattr(model, "argosy_layers", None)
     if callable(own):
@@ -85,7 +87,7 @@ def find_layers(model: nn.Module) -> tuple[nn.Module, ...]:
         return tuple(model)
     name = type(model).__name__
     if name in FAMILIES:
-        check_attention(model)
+        check_settings(model)
         return FAMILIES[name](model)
     expected = (
         f"an nn.Sequential, a model with argosy_layers(), or one of {', '.join(sorted(FAMILIES))}"

@@ -28,12 +28,9 @@ from torch import Tensor
 
 from argosy.runtime.communication.collectives import Group, is_foreign
 from argosy.runtime.communication.marks import Exchanging
+from argosy.runtime.communication.tags import Tag
 from argosy.runtime.graphs import attention
 from argosy.space.operations.sequence import SequenceParts
-
-# Tags of the messages that carry blocks and gradients of blocks; those of micro-batches are
-# smaller.
-_BLOCKS, _GRADIENTS = 2**29 + 1, 2**29 + 2
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ class SequenceRing:
             owner, waiting = self.owner(step), None
             if step + 1 < self.count:
                 coming = shapes[self.owner(step + 1)]
-                waiting = self.begin(block, _size(coming[:4]) + _size(coming[4:]), _BLOCKS)
+                waiting = self.begin(block, _size(coming[:4]) + _size(coming[4:]), Tag.RING_BLOCKS)
             shape = shapes[owner]
             first = _size(shape[:4])
             yield owner, block[:first].view(shape[:4]), block[first:].view(shape[4:])
@@ -173,9 +170,8 @@ class _RingAttention(torch.autograd.Function):
             if waiting is not None:
                 block += waiting()
             coming = (ring.rank - step - 1) % ring.count
-            waiting = ring.begin(
-                block, block.numel() // keys.shape[2] * ring.parts.counts[coming], _GRADIENTS
-            )
+            size = block.numel() // keys.shape[2] * ring.parts.counts[coming]
+            waiting = ring.begin(block, size, Tag.RING_GRADIENTS)
         assert own is not None
         if waiting is not None:
             own += waiting()

@@ -25,7 +25,7 @@ from argosy.runtime.communication.boxes import (
 )
 from argosy.runtime.communication.collectives import offsets, split_by
 from argosy.runtime.communication.marks import Exchanging, untold
-from argosy.runtime.processes.ranks import expert_ranks, grid_ranks, members_of, seats_of
+from argosy.runtime.processes.ranks import expert_ranks, grid_ranks, replica_ranks, seats_of
 from argosy.runtime.processes.world import gather_texts
 from argosy.runtime.stages.parameters import Places, Weight
 from argosy.runtime.stages.stage import StageProgram
@@ -268,7 +268,7 @@ def groups_of(
 ) -> list[tuple[int, ...]]:
     """Return every set of ranks that shares or sums something."""
     stages = range(len(plan.stages))
-    groups = [seats_in_group(plan, stage, roster) for stage in stages]
+    groups = [replica_ranks(plan, stage, roster) for stage in stages]
     groups += [expert_ranks(plan, stage, roster) for stage in stages]
     groups += [grid_ranks(plan, stage, roster) for stage in stages]
     sets = [ranks for stage_groups in groups for ranks in stage_groups]
@@ -277,14 +277,6 @@ def groups_of(
         for ranks in keepings[weight.name].sums:
             sets += groups_needed(ranks, weight.stages, plan, roster)
     return sets
-
-
-def seats_in_group(plan: Plan, stage: int, roster: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return the ranks of each tensor-parallel group of a stage."""
-    return [
-        tuple(rank for rank, _ in members_of(plan, replica, roster))
-        for replica in plan.stages[stage].replicas
-    ]
 
 
 class WeightDivision:

@@ -38,13 +38,10 @@ from argosy.runtime.communication.collectives import (
     offsets,
     scatter_sum_uneven,
 )
+from argosy.runtime.communication.tags import Tag
 
 Groups = Mapping[tuple[int, ...], dist.ProcessGroup | None]
 """Process groups by their ranks; None if this rank is not a member."""
-# The tag of messages between members; tags of micro-batches are smaller.
-_TAG = 2**29
-# The first of four tags of the messages of the two trees, up and down.
-_TREE_TAG = 2**29 + 16
 # A tree sends a vector in pieces of at least this many bytes, and in at most this many pieces.
 _PIECE_BYTES, _MOST_PIECES = 2**14, 64
 
@@ -152,7 +149,7 @@ class Nodes:
         if self.rank != self.mine[0]:
             part = vector.new_empty(own)
             if own:
-                dist.recv(part, self.mine[0], group=self.group, tag=_TAG)
+                dist.recv(part, self.mine[0], group=self.group, tag=Tag.INSIDE_NODE)
             return part
         pieces = self._pieces(vector, sizes)
         if len(self.firsts) > 1:
@@ -164,7 +161,7 @@ class Nodes:
         inside = [sizes[self.ranks.index(rank)] for rank in self.mine]
         for rank, piece in list(zip(self.mine, summed.split(inside), strict=True))[1:]:
             if piece.numel():
-                dist.send(piece.contiguous(), rank, group=self.group, tag=_TAG)
+                dist.send(piece.contiguous(), rank, group=self.group, tag=Tag.INSIDE_NODE)
         return summed[:own].clone()
 
     def begin_fill(self, vector: Tensor, sizes: Sequence[int]) -> Pending:
@@ -178,12 +175,12 @@ class Nodes:
         whole = part.new_empty(sum(sizes))
         if self.rank != self.mine[0]:
             if part.numel():
-                dist.send(part.contiguous(), self.mine[0], group=self.group, tag=_TAG)
+                dist.send(part.contiguous(), self.mine[0], group=self.group, tag=Tag.INSIDE_NODE)
         else:
             others = [part.new_empty(size) for size in inside[1:]]
             for rank, piece in zip(self.mine[1:], others, strict=True):
                 if piece.numel():
-                    dist.recv(piece, rank, group=self.group, tag=_TAG)
+                    dist.recv(piece, rank, group=self.group, tag=Tag.INSIDE_NODE)
             known = torch.cat([part, *others])
             if len(self.firsts) > 1:
                 known = gather_uneven(
@@ -243,7 +240,7 @@ def _sum_by_trees(vector: Tensor, ranks: tuple[int, ...], rank: int, group: Grou
     middle = vector.numel() // 2
     halves = ((vector[:middle], ranks), (vector[middle:], ranks[::-1]))
     trees = [
-        _Tree(half, order, rank, group, tag=_TREE_TAG + 2 * number)
+        _Tree(half, order, rank, group, tag=Tag.TREES + 2 * number)
         for number, (half, order) in enumerate(halves)
     ]
     most = max(len(tree.pieces) for tree in trees)

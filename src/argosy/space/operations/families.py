@@ -139,14 +139,21 @@ def attention(call: OperationCall) -> Pattern:
     return Pattern(tuple(all_labels[: len(call.inputs)]), tuple(all_labels[len(call.inputs) :]))
 
 
-def embedding(call: OperationCall) -> Pattern:
+def _looked_up(call: OperationCall, scaled: int) -> tuple[Labels, Labels]:
+    """Return the labels of a table and of the positions that are looked up; only columns are cut if
+    gradients are divided by how often a row occurs, which is argument ``scaled``."""
     places = letters(len(call.inputs[1]))
-    return Pattern((("v", "d"), places), ((*places, "d"),), local={"v": BY_ROWS})
+    return (("", "d"), ("",) * len(places)) if call.argument(scaled) else (("v", "d"), places)
+
+
+def embedding(call: OperationCall) -> Pattern:
+    rows, places = _looked_up(call, 3)
+    return Pattern((rows, places), ((*places, "d"),), local={"v": BY_ROWS})
 
 
 def embedding_backward(call: OperationCall) -> Pattern:
-    places = letters(len(call.inputs[1]))
-    return Pattern(((*places, "d"), places), (("v", "d"),), local={"v": BY_ROWS})
+    rows, places = _looked_up(call, 4)
+    return Pattern(((*places, "d"), places), (rows,), local={"v": BY_ROWS})
 
 
 def experts(call: OperationCall) -> Pattern:

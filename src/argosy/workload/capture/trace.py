@@ -35,6 +35,7 @@ from torch.utils._pytree import (
 from argosy.errors import bad_input
 from argosy.workload.capture.blame import blamed
 from argosy.workload.capture.decompose import TABLE, numbered_masks
+from argosy.workload.capture.embeddings import check_embeddings
 from argosy.workload.capture.flow import Decided, GradientFlow, own_gradients
 from argosy.workload.capture.hooks import check_hooks
 from argosy.workload.capture.initial import FakeModel, build_fake
@@ -80,6 +81,7 @@ def trace(
     """Trace the step of a model and return its writer; with ``samples``, every tensor of the batch
     has that many rows."""
     check_hooks(fake.model)
+    check_embeddings(fake.model)
     device = torch.device("cpu") if device is None else device
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     like = partial(_like, device)
