@@ -220,6 +220,8 @@ def test_no_part_of_a_cluster_and_no_restricted_search_has_a_faster_plan(
                 {"mixed": False},
                 {"schedules": ONE_F_ONE_B},
                 {"max_width": 1},
+                {"width": 2},
+                {"width": 4},
                 {"mixed": False, "even_shares": True, "schedules": ONE_F_ONE_B},
                 {"runnable": True},
             ]

@@ -23,10 +23,11 @@ from support.planning_cases import (
 
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan
-from argosy.planner import Settings
+from argosy.planner import Settings, find_plan
 from argosy.solve.spanning import inside_nodes, spanning_options
 from argosy.space.enumerate import spanning_parts, stage_parts
 from argosy.space.prune import Counters
+from argosy.space.rate import width_bound
 
 SAME = 1e-9
 
@@ -179,6 +180,71 @@ def test_a_layer_that_fits_in_no_node_is_shared_across_nodes(count: int) -> None
     assert has_spanning_group(plan)
     assert plan.certificate is not None
     assert "groups also across nodes" in plan.certificate.scope
+
+
+def default_plan(case: Case, **changes: object) -> tuple[Plan | None, float]:
+    """Return the plan under default settings or some changes of them, and its exact time."""
+    settings = replace(Settings(schedules=case.schedules), **changes)
+    job = {"global_batch": case.global_batch, "settings": settings, "model": case.model}
+    try:
+        plan = find_plan(case.chain, case.cluster, **job)
+    except InfeasibleError:
+        return None, math.inf
+    return plan, case.played(plan)
+
+
+def check_requested_widths(case: Case, level: int) -> bool:
+    """Check that no requested width gives a faster plan than the defaults and that certificates
+    hold; return whether the best plan has a group across nodes, though one inside fits."""
+    plan, seconds = default_plan(case, level=level)
+    inside = default_plan(case, level=level, spanning=False)[1]
+    times = {
+        width: min(default_plan(case, level=least, width=width)[1] for least in {1, level})
+        for width in (1, 2, 3, 4)
+    }
+    assert seconds <= min(inside, *times.values()) * (1 + SAME), times
+    if plan is None:
+        return False
+    assert plan.certificate is not None
+    bound = plan.certificate.lower_bound_seconds
+    assert bound <= inside * (1 + SAME)
+    assert plan.certificate.gap == pytest.approx(seconds / bound - 1, abs=SAME)
+    covered = [width for width in times if f"tensor width {width}," in plan.certificate.scope]
+    for width in covered:
+        assert bound <= times[width] * (1 + SAME)
+    assert bool(covered) or not has_spanning_group(plan) or inside == math.inf
+    return has_spanning_group(plan) and inside < math.inf
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize(
+    "block", [0, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(1, 9))]
+)
+def test_no_requested_width_gives_a_faster_plan(block: int, level: int) -> None:
+    faster = 0
+    for seed in range(block * 4, block * 4 + 4):
+        changes = {"batches": (1, 2, 4), "tight": seed % 3 == 0}
+        case = wide(seed, nic=(3.0, 40.0)[seed % 2], **changes)
+        faster += check_requested_widths(case, level)
+    assert faster > 0
+
+
+def test_the_bound_of_a_width_bounds_every_plan_of_it() -> None:
+    recipe = Recipe(
+        min_devices=2, max_devices=4, max_pools=2, max_layers=3, batches=(1, 2), tight=False
+    )
+    ratios: dict[int, float] = {}
+    for seed in range(10):
+        case = random_case(seed, recipe)
+        for width, shape in itertools.product((1, 2, 4), case.shapes[:2]):
+            size = shape.micro_batch_size
+            bound = width_bound(case.prices, size, shape.num_micro_batches, width)
+            options = case.options(size, case.scope(widths=(width,)))
+            plans = list(itertools.islice(complete_plans(case, shape, options), 300))
+            for seconds in case.seconds(shape, plans) if plans else ():
+                assert bound <= seconds * (1 + SAME)
+                ratios[width] = max(bound / seconds, ratios.get(width, 0.0))
+    assert all(ratios[width] > 0.7 for width in (1, 2)), ratios
 
 
 def test_a_width_may_be_requested_that_no_node_has() -> None:

@@ -18,8 +18,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 
@@ -32,11 +32,11 @@ from argosy.solve import effort, spanning
 from argosy.solve.budget import Budget, TimeIsUpError
 from argosy.solve.feasible import batch_shapes, find_fit, is_quick
 from argosy.solve.finalists.beside import with_uniform
-from argosy.solve.finalists.candidate import Candidate, on_pools, single_stages
+from argosy.solve.finalists.candidate import Candidate, single_stages
 from argosy.solve.finalists.incumbents import Incumbents
 from argosy.solve.finalists.judge import Judge
 from argosy.solve.finalists.verdict import ExactTrial, Verdict, certify
-from argosy.solve.parts import narrower_searches
+from argosy.solve.narrower import NarrowerSearches
 from argosy.solve.proof import Proof, widest_proof
 from argosy.solve.search.frontier import Branch
 from argosy.solve.search.grid import all_cuts, coarse_cuts
@@ -99,8 +99,8 @@ class PoolSearch:
         )
         self.incumbents = Incumbents(judge, trial, settings.ceiling)
         self.winners: list[Candidate] = []
-        """Winners of level 1 and of parts of the cluster; other results are simulated against
-        them."""
+        """Winners of level 1 and of narrower searches; other results are simulated against them."""
+        self.narrower = NarrowerSearches(self)
         self.interrupted = False
         self.left_open = math.inf
         self.left_across = math.inf
@@ -109,7 +109,7 @@ class PoolSearch:
         self.branches: list[Branch] = []
         self.pending: list[float] = []
         """Bounds of shapes that were not searched yet."""
-        self._batch_shapes = list(batch_shapes(global_batch, settings.schedules))
+        self.shapes = list(batch_shapes(global_batch, settings.schedules))
         self.finished: Proof = (0.0, (), 1, True)
         """The last proof that was completed, at first that of level 1."""
         self.proofs: list[Proof] = []  # of level 1, one for each of the units that it searched
@@ -125,8 +125,8 @@ class PoolSearch:
         except KeyboardInterrupt:
             if not self.incumbents.found or not self.settings.ends_early:
                 raise
-            self.interrupted = True
-            self.left_open = self.free_bound
+            for search in (self, *self.narrower.widths.values()):
+                search.interrupted, search.left_open = True, search.free_bound
         return self.finish()
 
     def quick(self) -> None:
@@ -141,29 +141,17 @@ class PoolSearch:
                 why_no_plan(self.prices, self.cluster, self.global_batch, self.settings)
             )
         self._play_beside()
-        if (
-            not self.is_part
-            and self.settings.units is None
-            and self.incumbents.best > self.bound * 1.005
-        ):
-            self._search_parts()  # otherwise no part has a plan that is worth it
-        self.winners.append(self._decide(*self.winners).winner)
+        self._add_winners(self.narrower.quick())
+        self.winners.append(self.winner)
         self._add_proofs()
         spans = spanning.has_spanning_group(self.incumbents.found[0].plan)
         self.finished = widest_proof(self.proofs, self.incumbents.best, spans=spans)
 
-    def _search_parts(self) -> None:
-        """Add the plans of narrower searches, which may lead elsewhere."""
-        job, best = (self.prices, self._batch_shapes, self.settings), lambda: self.incumbents.best
-        for settings, pools, indices in narrower_searches(*job, best):
-            if self.budget.is_spent:
-                return
-            whole = (self.chain, self.cluster, self.global_batch, settings, self.model)
-            search = PoolSearch(*whole, pools=pools, is_part=True)
-            with contextlib.suppress(NothingFitsError):
-                search.quick()
-                self.winners.append(on_pools(search.winners[-1], self.prices, indices))
-                self.incumbents.add(self.winners[-1])
+    def _add_winners(self, winners: Iterable[Candidate]) -> None:
+        """Add plans of narrower searches, which may lead elsewhere."""
+        for winner in winners:
+            self.winners.append(winner)
+            self.incumbents.add(winner)
 
     def prove(self) -> None:
         """Run level 2: improve on level 1 and raise the bound."""
@@ -171,6 +159,7 @@ class PoolSearch:
         self.incumbents.judge.stop_guessing()
         self.incumbents.stop_folding()
         self._search_levels()
+        self._add_winners(self.narrower.prove())
 
     def _search_levels(self) -> None:
         """Search all granularities, or as many as the level covers."""
@@ -215,13 +204,13 @@ class PoolSearch:
         scope = self.scope(units)
         if not is_quick(scope.counts(self.pools)):
             return True
-        return find_fit(self.prices, self._batch_shapes, scope) is not None
+        return find_fit(self.prices, self.shapes, scope) is not None
 
     @cached_property
     def free_bound(self) -> float:
         """Return a lower bound on every plan, of any granularity, searched or not."""
         spans = self.scope(self.units).spanning
-        return min(shape_bounds(self.prices, self._batch_shapes, spanning=spans), default=math.inf)
+        return min(shape_bounds(self.prices, self.shapes, spanning=spans), default=math.inf)
 
     @property
     def bound(self) -> float:
@@ -271,9 +260,9 @@ class PoolSearch:
         grid = all_cuts(self.prices) if proves else coarse_cuts(self.prices)
         self.menus: dict[int, dict[Vector, list[Option]]] = {}
         inside = spanning.inside_nodes(scope)
-        shapes = promising_shapes(self.prices, self._batch_shapes, inside)
+        shapes = promising_shapes(self.prices, self.shapes, inside)
         self.pending = [bound for bound, _ in shapes]
-        across = spanning.spanning_shapes(self.prices, self._batch_shapes, scope)
+        across = spanning.spanning_shapes(self.prices, self.shapes, scope)
         self.left_across = min((bound for bound, _ in across), default=math.inf)
         for bound, shape in shapes:
             self.pending.pop(0)
@@ -310,14 +299,14 @@ class PoolSearch:
     def _vary(self, scope: Scope) -> None:
         """Judge variants of the best plans."""
         if self.num_devices <= FEW_DEVICES:
-            self.incumbents.reshape(self._batch_shapes, scope)
+            self.incumbents.reshape(self.shapes, scope)
         for best in self.incumbents.found[:1] if not self._is_late() else ():
             self.incumbents.improve(best, self.menus.get(best.shape.micro_batch_size, {}))
 
     def _search_across(self, rounds: float) -> None:
         """Search for better plans with a group across nodes, after all others."""
         scope, before = self.scope(self.units), self.incumbents.best
-        shapes = spanning.spanning_shapes(self.prices, self._batch_shapes, scope)
+        shapes = spanning.spanning_shapes(self.prices, self.shapes, scope)
         proves, self.left_across = rounds == math.inf, math.inf
         ground = ground_of(self.cluster, self.pools, self.units, is_quick=not proves)
         grid = all_cuts(self.prices) if proves else coarse_cuts(self.prices)
@@ -460,6 +449,11 @@ class PoolSearch:
                 SearchProgress(seconds=self.incumbents.best, bound=self.bound, candidates=judged)
             )
 
+    @property
+    def winner(self) -> Candidate:
+        """Return the best plan that was simulated."""
+        return self._decide(*self.winners).winner
+
     def _decide(self, *others: Candidate) -> Verdict:
         finalists = effort.finalists(self.incumbents, self.level, is_quick=self._is_quick)
         return self.incumbents.trial.decide([*finalists, *others])
@@ -471,7 +465,7 @@ class PoolSearch:
         if self.settings.units is None or self.settings.replicas is not None:
             menus = self.menus if self.num_devices <= effort.REFINED else {}
             verdict = with_uniform(
-                verdict, trial, self.incumbents.judge, self._batch_shapes, 12 * effort.TASKS, menus
+                verdict, trial, self.incumbents.judge, self.shapes, 12 * effort.TASKS, menus
             )
         self.incumbents.add(verdict.winner)
 
@@ -490,6 +484,7 @@ class PoolSearch:
         scope = scope if spans else spanning.inside_nodes(scope)
         bounds, trial = (bound, self.free_bound), self.incumbents.trial
         plan = certify(verdict, self.incumbents.found, bounds, trial, scope)
+        plan = self.narrower.covered(plan, verdict.winner.plan)
         judged, pruned = self.incumbents.judge.judged, tuple(sorted(self.counters.removed.items()))
         search = Search(cpu_seconds=self.budget.seconds, candidates=judged, pruned=pruned)
         assert plan.predicted is not None and plan.certificate is not None

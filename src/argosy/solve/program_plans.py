@@ -1,8 +1,8 @@
 """Plan a captured program beyond its chain of segments.
 
 (1)  A plan divides the batch between replicas and micro-batches, which not every program
-     allows. The search is repeated without replicas; if that does not help either, the whole
-     batch runs at once.
+     allows. The search is repeated with groups inside nodes, and without replicas; if that does
+     not help either, the whole batch runs at once.
 (2)  The whole batch runs at once on one device, on all devices of a node, or on all of the
      cluster. Several devices share it as one tensor-parallel group, whose ratios are in
      proportion to speed, or from the linear programme for the program that the group executes
@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from argosy.cluster.lasting import at_time_zero
@@ -70,13 +71,17 @@ class CapturedProgram:
 def divided_plan(
     program: CapturedProgram, settings: Settings, find: Callable[[Settings], Plan]
 ) -> Plan | None:
-    """Return the plan that ``find`` finds under the settings, or without replicas; None if the
-    batch cannot be divided as it requires (1)."""
-    for replicas in (settings.replicas, 1) if program.mixes is None else ():
-        plan = find(replace(settings, replicas=replicas))
-        if program.divides(plan):
-            return plan
-    return None
+    """Return the plan that ``find`` finds under the settings, or with groups inside nodes, or
+    without replicas; None if the batch cannot be divided as it requires (1)."""
+    if program.mixes is not None:
+        return None
+    plan = find(settings)
+    if not program.divides(plan) and settings.may_span and settings.width is None:
+        with suppress(NothingFitsError):
+            plan = find(replace(settings, spanning=False))
+    if not program.divides(plan):
+        plan = find(replace(settings, replicas=1))
+    return plan if program.divides(plan) else None
 
 
 def undivided_plan(

@@ -102,8 +102,8 @@ class Settings:
     allow."""
     spanning: bool | None = None
     """Whether tensor-parallel groups may fill several nodes. By default they may if ``width``
-    requests it or nothing else fits, never in plans for a target. Such plans can be faster where
-    nodes have one or two devices, but searches take longer and prove less."""
+    requests it, if nothing else fits, or if all groups of the plan have one width
+    (``solve.narrower``), never in plans for a target."""
     max_context: int | None = None
     """Maximum number of parts of a sequence of any length; by default only long ones are cut."""
     max_expert: int | None = None

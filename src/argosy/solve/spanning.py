@@ -1,4 +1,5 @@
-"""Collect the options of plans that have a tensor-parallel group across nodes.
+"""Collect the options of plans that have a tensor-parallel group across nodes, if settings allow
+them beside other groups.
 
 Few clusters have links on which such a group pays, so the options of other plans are searched
 first. Then a shape is searched for plans with such a group, unless

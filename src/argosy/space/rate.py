@@ -18,6 +18,15 @@ If every stage takes at least u devices of a pool, and sequences are not cut, a 
 
 A plan with a tensor-parallel group across nodes runs it on at least two nodes of a pool, with the
 rate that (1) gives for such groups alone.
+
+If all groups of a plan have width w, the best phi on one pool are its shares of sum over l of
+t_l(n, w): then (2) counts every layer in full. The largest bound over
+
+    (4)  phi_l = t_l(B, w) / sum over l of t_l(B, w)     on any of the pools
+
+is taken. If sequences are not cut, one sample passes all layers, so that
+
+    (5)  iteration >= sum over l of min over pools of t_l(1, w).
 """
 
 from __future__ import annotations
@@ -77,6 +86,54 @@ def spanning_bound(prices: Prices, micro_batch: int, units: Vector | None = None
         default=0.0,
     )
     return 1 / most if most else math.inf
+
+
+def width_bound(
+    prices: Prices, micro_batch: int, count: int, width: int, *, is_cut: bool = False
+) -> float:
+    """Return the least seconds of ``count`` micro-batches by (2), (4) and (5) in plans whose
+    tensor-parallel groups all have one width; infinity if no pool has groups of this width.
+
+    With ``is_cut`` sequences may be cut into parts.
+    """
+    most = widest(prices.chain.layers)
+    able = [
+        pool
+        for pool in prices.pools
+        if width in node_widths(pool, most) or width in spanning_widths(pool, most)
+    ]
+    seconds = {
+        pool.index: [
+            (samples, prices.least_seconds(pool.index, width, samples))
+            for samples in _sizes(prices, pool.index, width, micro_batch)
+        ]
+        for pool in able
+    }
+    every_row = (row for rows in seconds.values() for _, row in rows)
+    # A layer that some pool runs in no time gets no weight.
+    timed = [all(layer) for layer in zip(*every_row, strict=True)]
+    if able and not any(timed):
+        return 0.0
+    bounds = []
+    for rows in filter(None, seconds.values()):
+        shares = prices.shares([time * has for time, has in zip(rows[-1][1], timed, strict=True)])
+        rates = [
+            max((_quickest(shares, *row) for row in seconds[pool.index]), default=0.0)
+            for pool in able
+        ]
+        bounds.append(width * micro_batch * period(rates, [pool.count for pool in able]))
+    if not bounds or is_cut or prices.model.profiles:
+        return count * max(bounds, default=math.inf)
+    alone = [prices.least_seconds(pool.index, width, 1) for pool in able]
+    return max(
+        count * max(bounds), prices.total([min(layer) for layer in zip(*alone, strict=True)])
+    )
+
+
+def _quickest(shares: Sequence[float], samples: int, seconds: Sequence[float]) -> float:
+    """Return the largest phi n / t over the layers with a weight; infinity if none has one."""
+    rates = [share * samples / time for share, time in zip(shares, seconds, strict=True) if share]
+    return max(rates, default=math.inf)
 
 
 def _rate(
