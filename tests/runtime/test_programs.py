@@ -97,7 +97,6 @@ QUICK = (
     "variance_and_covariance",
     "attention_by_hand_with_a_cache_of_masks",
     "images_with_instance_norm",
-    "mixtral_of_hugging_face",
 )
 SAVING = (
     "gradient_reversal",

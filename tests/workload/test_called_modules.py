@@ -38,7 +38,11 @@ def expert_flop(module: nn.Module) -> int:
 
 @pytest.mark.parametrize(
     ("build", "gates"),
-    [(experts_in_a_list, 1), (experts_that_are_hit, 2), (experts_of_sorted_tokens, 1)],
+    [
+        (experts_in_a_list, 1),
+        pytest.param(experts_that_are_hit, 2, marks=pytest.mark.exhaustive),
+        pytest.param(experts_of_sorted_tokens, 1, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_mixture_is_one_operation_with_the_work_of_its_choices(build: Any, gates: int) -> None:
     graph = capture(build)
@@ -78,6 +82,7 @@ def test_what_it_keeps_is_what_torch_keeps() -> None:
     assert graph.values[stands].num_bytes == pytest.approx(sum(kept.values()), rel=0.1)
 
 
+@pytest.mark.exhaustive
 def test_a_limit_on_the_tokens_of_the_batch_mixes_samples() -> None:
     def build(kind: Any) -> Any:
         model = Language(kind)
