@@ -15,6 +15,7 @@ from runtime import (
     library_programs,
     model_programs,  # noqa: F401 (registers its programs)
     odd_programs,  # noqa: F401 (registers its programs)
+    routed_programs,  # noqa: F401 (registers its programs)
     stranger_programs,  # noqa: F401 (registers its programs)
 )
 from runtime.own_programs import BATCH, PROGRAMS
@@ -213,6 +214,19 @@ def plans_of_a_journey(name: str) -> list[str]:
     shared = replace(pipeline[0], zero=0, recompute=Recompute.NONE, replicas=(group,))
     grouped = replace(first, stages=(shared, *pipeline[1:]))
     return [dumps_plan(plan) for plan in (first, grouped, wide, replace(first, stages=moved))]
+
+
+def sharing_experts(name: str) -> str:
+    """Three replicas that share the experts of every layer."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        chain = captured(name).chain
+    finally:
+        torch.set_default_dtype(torch.float32)
+    plan = plan_of(name, "replicas")
+    (stage,) = plan.stages
+    stage = replace(stage, end=len(chain.layers), expert=3, experts=(2, 1, 1), zero=1)
+    return dumps_plan(replace(plan, model=ModelRef.of(chain), stages=(stage,)))
 
 
 def travel(name: str, plans: list[str]) -> list[float]:

@@ -155,8 +155,7 @@ def source_of(case: Case) -> GraphSource:
         roster=devices_by_rank(plan),
     )
     catalogue = Catalogue(model, layers)
-    with catalogue.experts.captured():
-        forward = capture_forward(model, loss_fn, batch, device=device)
+    forward = capture_forward(model, loss_fn, batch, device=device)
     return GraphSource(recipe, Captured(forward, forward, catalogue, layers), plan, None)
 
 

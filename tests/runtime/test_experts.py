@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from argosy.runtime.sources.source import LayerSource
 from argosy.runtime.stages.experts import ExpertModules, expert_modules, experts_at
 from argosy.runtime.stages.parameters import Catalogue
 from argosy.schedule import ScheduleKind
+from argosy.workload.capture.trace import capture
 
 EVEN, UNEVEN, THREE = (3, 3), (5, 1), (3, 1, 2)
 ALONE, HALF, WIDER = (1.0,), (0.5, 0.5), (0.7, 0.3)
@@ -230,13 +232,14 @@ def test_experts_of_which_holders_have_only_some_are_refused() -> None:
 
 
 def test_dropout_in_experts_is_refused_in_a_capture() -> None:
-    block = MixtureBlock()
-    block.experts.dropout = nn.Dropout(0.1)
-    with (
-        pytest.raises(InputError, match="Experts: found dropout in experts"),
-        Catalogue(block, (block,)).without_values(opaque=True),
-    ):
-        pass
+    def build() -> Any:
+        block = MixtureBlock()
+        block.experts.dropout = nn.Dropout(0.1)
+        width = next(block.parameters()).shape[-1]
+        return block, lambda model, x: model(x).square().mean(), torch.randn(2, 3, width)
+
+    with pytest.raises(InputError, match="Experts: found dropout in experts"):
+        capture(build)
 
 
 def test_a_stage_without_experts_is_refused() -> None:

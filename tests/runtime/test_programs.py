@@ -7,7 +7,16 @@ import re
 
 import pytest
 from runtime.own_programs import PROGRAMS
-from runtime.program_cases import WAYS, alone, plan_for, plans_of_a_journey, prepared, train, travel
+from runtime.program_cases import (
+    WAYS,
+    alone,
+    plan_for,
+    plans_of_a_journey,
+    prepared,
+    sharing_experts,
+    train,
+    travel,
+)
 from runtime.rank_pool import RankPool
 
 from argosy.plan.file import loads_plan
@@ -40,11 +49,15 @@ MIXED = {
     "centred_teacher": r"in the loss, which changes a buffer depending on the samples",
     "one_inner_step": r"aten\.addmm\.default in inner\.0, which uses a mean or a sum",
     "samples_of_one_graph": r"aten\.index_add\.default in the loss, which is not known to keep",
+    "experts_of_limited_capacity": r"argosy\.module\.default in routed\.0, which combines samples",
     "loss_over_its_own_mean": r"in the loss, which changes a buffer depending on the samples",
 }
 """Programs that no plan may divide: refused with replicas or micro-batches, trained otherwise."""
 REFUSED = {
     "connectionist_temporal": "do not depend on the contents of tensors",
+    "experts_by_a_threshold": "in a module inside the model.*routed.0 reads a number that",
+    "experts_with_dropout": r"routed\.0 draws random numbers",
+    "experts_that_are_the_model": "choose by top k, argmax or a sort in a module inside the model",
     "packed_sequences": "do not depend on the contents of tensors",
     "branch_on_contents": "compute with masks in place of branches",
     "rows_by_condition": "compute with masks in place of branches",
@@ -91,6 +104,7 @@ SAVING = (
     "dropout",
     "transformer_of_torch",
     "one_block_many_times",
+    "experts_in_a_list",
 )
 
 
@@ -140,6 +154,14 @@ def test_a_captured_program_moves_from_plan_to_plan(ranks: RankPool, name: str) 
 )
 def test_a_group_executes_what_its_plan_says(ranks: RankPool, name: str) -> None:
     check(ranks, name, "group")
+
+
+@pytest.mark.exhaustive
+def test_replicas_share_the_experts_of_a_captured_program(ranks: RankPool) -> None:
+    name = "mixtral_of_hugging_face"
+    for kind, losses in ranks(3, train, name, "shared", sharing_experts(name)):
+        assert kind == "losses", losses
+        assert losses == pytest.approx(alone(name), rel=1e-6)
 
 
 @pytest.mark.exhaustive

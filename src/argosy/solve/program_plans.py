@@ -64,6 +64,8 @@ class CapturedProgram:
         them."""
         homes = [device.node for device in cluster.devices]
         widest = max(*(homes.count(home) for home in set(homes)), min(len(homes), MOST_SHARING))
+        # Members of a group divide whole experts.
+        widest = min(widest, self.graph.fewest_experts or widest)
         chain = with_tensor_groups(self.chain, self.graph, self.captured, widest)
         return replace(self, chain=chain)
 
@@ -92,7 +94,9 @@ def undivided_plan(
     chain, still = program.chain, at_time_zero(cluster)
     fitting = []
     for plan in _undivided(program, cluster, model):
-        if not _keeps_to(settings, plan.stages[0], cluster):
+        width = len(plan.stages[0].devices)
+        has_experts = width <= (program.graph.fewest_experts or width)
+        if not has_experts or not _keeps_to(settings, plan.stages[0], cluster):
             continue
         played = prediction(plan, play_once(plan, chain, still, model, whole=True), chain)
         memory = {name: USABLE * cluster.device(name).kind.memory for name in plan.devices}

@@ -127,15 +127,26 @@ class GraphNode:
     source: str = ""
     """``file:line`` in the user's program, if known."""
 
+    @property
+    def num_experts(self) -> int:
+        """Return the number of experts that the parameters of a called module hold; 0 for every
+        other operation."""
+        return int(self.arguments[-1]) if self.op == MODULE else 0  # type: ignore[arg-type]
+
     @cached_property
     def inputs(self) -> tuple[int, ...]:
         """Return the values that it reads, in the order of its arguments, including repeats."""
         return tuple(references((self.arguments, tuple(value for _, value in self.keywords))))
 
 
-EXPERTS = "argosy.experts.default"
-"""An operation that sends tokens to experts. Its arguments are the tokens, the numbers of the
-experts of each token, their weights, and the parameters of the module of experts, which runs it."""
+MODULE = "argosy.module.default"
+"""An operation that calls a module whose operations depend on data. Its arguments are the tensors
+that the module is given, its parameters and buffers, the form of its call, its FLOP and the shapes
+of its results, the labels of the dims along which it may be cut, and the number of experts that its
+parameters hold (0 if it is called as a whole)."""
+MODULE_BACKWARD = "argosy.module_backward.default"
+"""The backward of such a call. Its arguments are the gradients of the results, what the module was
+given, holds and kept, and FLOP, labels and experts as above."""
 OWN_GRADIENT = "argosy.own_gradient.default"
 """An operation that returns its first list of values, whose gradients an ``OwnGradient`` computes.
 Its arguments are the values, the inputs that get gradients, the values that the backward reads, and
@@ -219,6 +230,12 @@ class Graph:
             value for node in self.nodes if node.phase is Phase.BACKWARD for value in node.inputs
         }
         return frozenset(value for value in forward & backward if value is not None)
+
+    @cached_property
+    def fewest_experts(self) -> int | None:
+        """Return the least number of experts of a module whose experts devices can share; None
+        without such a module."""
+        return min((node.num_experts for node in self.nodes if node.num_experts), default=None)
 
     def num_parameters(self) -> int:
         return sum(self.values[index].elements for index in self.parameters)

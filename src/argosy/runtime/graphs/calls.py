@@ -39,7 +39,7 @@ def function(op: str) -> Callable[..., Any]:
     namespace, name, overload = op.split(".")
     if namespace == "argosy":
         import argosy.workload.capture.decompose
-        import argosy.workload.capture.experts  # noqa: F401 (registers an operation)
+        import argosy.workload.capture.modules  # noqa: F401 (registers an operation)
     function: Callable[..., Any] = getattr(getattr(getattr(torch.ops, namespace), name), overload)
     return function
 

@@ -3,8 +3,7 @@
 Stages are ranges of the model's layers if it has layers, no cut is given and no tensor-parallel
 group shares a stage; otherwise they are made of operations. The forward is captured when a plan
 first needs it. That may be long after ranks have freed values and kept only parts: a capture needs
-shapes alone. It records the call of a module of experts in a layer as one operation, because what
-experts compute depends on data.
+shapes alone.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class StageMaker:
     def _forward(self, plan: Plan, autocast: torch.dtype | None) -> Forward:
         if autocast not in self.captures:
             recipe = self.recipe
-            with self.catalogue.without_values(opaque=bool(self.layers)):
+            with self.catalogue.without_values():
                 self.captures[autocast] = capture_forward(
                     recipe.model,
                     recipe.loss_fn,

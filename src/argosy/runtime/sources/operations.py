@@ -67,6 +67,7 @@ from argosy.space.operations.segments import chain_of_step
 from argosy.space.operations.sharding import REPLICATED, State
 from argosy.workload.capture.forward import COUNTS, Forward, capture_forward
 from argosy.workload.capture.initial import FakeModel, build_fake
+from argosy.workload.capture.modules import OpaqueModules
 from argosy.workload.capture.trace import Build, capture_fake, num_samples
 from argosy.workload.chain import Chain
 from argosy.workload.graph import Graph
@@ -272,6 +273,7 @@ def forward_of(fake: FakeModel, autocast: torch.dtype | None = None) -> Forward:
         device=device,
         recording=fake.recording,
         autocast=autocast,
+        opaque=fake.opaque,
     )
 
 
@@ -285,10 +287,11 @@ def capture_program(
     batch of one sample is captured with two, because libraries omit operations for one row, and the
     runtime needs those for any number of rows.
     """
-    fake = build_fake(build)
+    fake = replace(build_fake(build), opaque=OpaqueModules())
     forward, samples = forward_of(fake), num_samples(fake)
     captured = max(samples, COUNTS[0])
-    graph = capture_fake(fake, name=name, samples=None if captured == samples else captured)
+    size = None if captured == samples else captured
+    graph = capture_fake(fake, name=name, samples=size)
     chain = chain_of_step(graph, captured, dtype or _own_dtype(graph), powersgd=powersgd)
     return CapturedProgram(
         graph=graph,

@@ -28,7 +28,7 @@ from argosy.errors import Problem, invalid, raise_any
 from argosy.plan.plan import Plan
 from argosy.runtime.graphs.calls import RANDOM, function
 from argosy.runtime.stages.moment import Moment
-from argosy.workload.graph import OWN_GRADIENT
+from argosy.workload.graph import MODULE, OWN_GRADIENT
 
 if TYPE_CHECKING:
     from argosy.runtime.graphs.cut import StageSegment
@@ -76,6 +76,14 @@ def check_compilable(plan: Plan) -> None:
     raise_any(problems)
 
 
+def _check_no_module(stage: GraphStage) -> None:
+    nodes = (stage.cut.graph.nodes[index] for index in stage.part.operations)
+    node = next((node for node in nodes if node.op == MODULE), None)
+    if node is not None:
+        actual = f"{node.module}, whose operations depend on data"
+        raise invalid("program", actual, "operations that can be compiled; leave out --compile")
+
+
 class CompiledOperations:
     """The compiled operations of one stage, which run as graphs (2)."""
 
@@ -94,6 +102,7 @@ class CompiledOperations:
             actual = f"a backward of the program's own ({node.source or node.name})"
             expected = "operations that torch differentiates, for stages that are compiled"
             raise invalid("program", actual, expected)
+        _check_no_module(stage)
         self.graphs: dict[
             tuple[StageSegment, int, int], tuple[tuple[int, ...], Callable[..., Any]]
         ] = {}

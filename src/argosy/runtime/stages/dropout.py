@@ -24,8 +24,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from argosy.errors import invalid
@@ -34,24 +33,6 @@ from argosy.runtime.stages.moment import Moment
 
 # The most masks that one layer may draw in a run, which keeps the keys of layers apart.
 _MOST_MASKS = 2**16
-
-
-def drops(layer: nn.Module) -> bool:
-    """Return whether a layer may draw masks: it has a dropout module, or an attribute between 0 and
-    1 with "drop" in its name."""
-    for module in layer.modules():
-        if not module.training:
-            continue
-        if isinstance(module, _DropoutNd) and module.p > 0:
-            return True
-        numbers = [
-            value
-            for name, value in vars(module).items()
-            if "drop" in name and isinstance(value, float)
-        ]
-        if any(0 < value < 1 for value in numbers):
-            return True
-    return False
 
 
 class Masks(TorchFunctionMode):

@@ -1,10 +1,8 @@
 """Share experts among devices: tokens are sent to the devices that hold their experts, and results
 are sent back.
 
-A module of experts has a number ``num_experts``, its own parameters all have that many entries in
-their first dim, and it is called with tokens (t, width), the numbers of the experts of each (t, k)
-and their weights (t, k). Hugging Face's mixtures of experts have this form since transformers 5.
-With e devices, each of which holds some consecutive experts:
+Modules of experts have the form that ``workload.capture.experts`` describes. With e devices, each
+of which holds some consecutive experts:
 
     (1)  a token is sent once for each of its experts, in their order: an all-to-all
     (2)  every device runs its own experts on the tokens it received, with weights of 1
@@ -22,7 +20,6 @@ A backward exchanges as much: gradients of results are sent out, gradients of to
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,32 +33,8 @@ from argosy.errors import invalid
 from argosy.runtime.communication.collectives import Group, offsets, swap_uneven
 from argosy.runtime.communication.marks import Exchanging
 from argosy.runtime.processes.ranks import ExpertSeat
-from argosy.runtime.stages.dropout import drops
 from argosy.space.operations.sharding import unit_counts
-from argosy.workload.capture.experts import captured_experts
-
-
-def expert_modules(layers: Iterable[nn.Module]) -> Iterator[nn.Module]:
-    """Yield the modules of experts in given layers, each once."""
-    seen = set()
-    for module in (module for layer in layers for module in layer.modules()):
-        if id(module) not in seen and _has_experts(module):
-            seen.add(id(module))
-            yield module
-
-
-def _has_experts(module: nn.Module) -> bool:
-    count = getattr(module, "num_experts", None)
-    own = list(module.parameters(recurse=False))
-    if not isinstance(count, int) or not own or list(module.children()) != _activations(module):
-        return False
-    wanted = [name for name in inspect.signature(type(module).forward).parameters if name != "self"]
-    return len(wanted) == 3 and all(p.dim() > 1 and p.shape[0] == count for p in own)
-
-
-def _activations(module: nn.Module) -> list[nn.Module]:
-    """Return the children without parameters."""
-    return [child for child in module.children() if not list(child.parameters())]
+from argosy.workload.capture.experts import expert_modules
 
 
 class ExpertModules:
@@ -81,17 +54,6 @@ class ExpertModules:
     def count(self, module: nn.Module) -> int:
         """Return the number of experts of a module on all devices; 0 if it has none."""
         return self._whole[id(module)][1] if id(module) in self._whole else 0
-
-    @contextmanager
-    def captured(self) -> Iterator[None]:
-        """Make the call of every module one operation of a capture, in the context."""
-        with self.restored():
-            for module, count, _ in self._whole.values():
-                if drops(module):
-                    expected = "none beside tensor-parallel groups and parts of a sequence"
-                    raise invalid(type(module).__name__, "dropout in experts", expected)
-                _set(module, count, partial(_recorded, module))
-            yield
 
     def share_out(self, module: nn.Module, group: ExpertGroup) -> None:
         """Make a module, whose parameters are this device's part, send tokens to the other
@@ -200,11 +162,6 @@ def _routed(
     back = _swapped(results, group, sending, receiving)
     weighted = back * weights.flatten()[order].unsqueeze(-1)
     return torch.zeros_like(tokens).index_add(0, rows, weighted.to(tokens.dtype))
-
-
-def _recorded(module: nn.Module, tokens: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
-    _check_call(module, tokens, numbers, weights)
-    return captured_experts(module, tokens, numbers, weights)
 
 
 def _check_call(module: nn.Module, tokens: Tensor, numbers: Tensor, weights: Tensor) -> None:

@@ -34,7 +34,8 @@ from argosy.runtime.stages.defer import Deferral
 from argosy.runtime.stages.moment import Moment
 from argosy.runtime.stages.parameters import Catalogue, Weight
 from argosy.runtime.stages.stage import LayerGate, deferring, recomputed
-from argosy.workload.graph import EXPERTS, OWN_GRADIENT, Argument, GraphNode, OwnGradient, Ref, Role
+from argosy.workload.capture.modules import called, module_path
+from argosy.workload.graph import MODULE, OWN_GRADIENT, Argument, GraphNode, OwnGradient, Ref, Role
 
 OwnBackward = Callable[[Sequence[Tensor]], list[Tensor]]
 """A function from gradients of results to gradients of inputs."""
@@ -74,8 +75,10 @@ class GraphStage:
         """The values of buffers after this step."""
         self.plain = {value: node.inputs[0] for value, node in self._transposed_weights()}
         self.compiled = CompiledOperations(self) if is_compiled else None
+        self.model = model
         self.autocast: torch.dtype | None = None
-        """The dtype of products in modules of experts, if it is not that of their weights."""
+        """The dtype of products in modules that are called as one operation, if it is not that of
+        their weights."""
 
     def begin(self, batch: Any, moment: Moment) -> None:
         """Compute the values that depend on the whole batch."""
@@ -241,8 +244,8 @@ class GraphStage:
             return self.drawn(node, args, moment)
         if node.op == OWN_GRADIENT:
             return self.own_gradient(node, args, moment)
-        if node.op == EXPERTS:
-            return self.through_experts(node, args)
+        if node.op == MODULE:
+            return self.through_module(node, args)
         call = self.resolved(node, held)
         return call.function(*call.arguments, **call.keywords)
 
@@ -268,15 +271,15 @@ class GraphStage:
         places = positions if take is None else take(positions)
         return drawn(node.op, args, places, seed=self.seed, step=moment.step)
 
-    def through_experts(self, node: GraphNode, args: list[Any]) -> Tensor:
-        """Return what a module of experts returns. The module reads its own parameters, and sends
-        tokens to other devices if they have some of its experts."""
-        module, _ = next(self.owners[value] for value in node.inputs if value in self.owners)
+    def through_module(self, node: GraphNode, args: list[Any]) -> list[Tensor | None]:
+        """Return what a module returns, and nothing for what it keeps. The module reads its own
+        parameters, and sends tokens to other devices if they have some of its experts."""
+        given, _, call, *_ = args
+        module = self.model.get_submodule(module_path(call))
         with torch.autocast(
             self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False
         ):
-            result: Tensor = module.forward(*args[:3])
-        return result
+            return [*called(module, call, given), None]
 
     def own_gradient(self, node: GraphNode, args: list[Any], moment: Moment) -> Any:
         """Return results whose gradients are computed by the operations that the program's own
@@ -378,12 +381,11 @@ def segments_with(cut: GraphCut, segments: Sequence[StageSegment], weight: Weigh
 
 
 def expert_modules_of(cut: GraphCut, model: nn.Module) -> dict[int, list[nn.Module]]:
-    """Return the modules of experts that each stage calls as one operation, by stage."""
+    """Return the modules of experts whose experts devices can share, by stage."""
     modules: dict[int, dict[int, nn.Module]] = {}
     for node, stage in zip(cut.graph.nodes, cut.stages, strict=True):
-        if node.op == EXPERTS:
-            weight = next(value for value in node.inputs if value in cut.graph.parameters)
-            module, _ = owner(model, cut.graph.values[weight].name)
+        if node.num_experts:
+            module = model.get_submodule(module_path(str(node.arguments[2])))
             modules.setdefault(stage, {})[id(module)] = module
     return {stage: list(own.values()) for stage, own in modules.items()}
 

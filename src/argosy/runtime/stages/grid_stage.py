@@ -31,7 +31,7 @@ from argosy.runtime.graphs.cut import StageSegment
 from argosy.runtime.graphs.local import LocalCall
 from argosy.runtime.stages.context_stage import ContextStage, SequenceExchange, SequenceSharing
 from argosy.runtime.stages.graph_stage import OwnBackward
-from argosy.runtime.stages.tensor_stage import GroupMember, Sharing, cut_experts, value_of
+from argosy.runtime.stages.tensor_stage import GroupMember, Sharing, value_of
 from argosy.solve.programs.placement import Pricing
 from argosy.solve.programs.recorded import GroupSteps, steps_of
 from argosy.solve.programs.sequence import RING
@@ -193,7 +193,6 @@ class GridSharing(Sharing):
         part = self.part(samples, 0)
         loss = self.sequence.steps(samples).graph.loss
         whole = {*self._delivered, *part.derived, *(() if loss is None else (loss,))}
-        stored = {**stored, **cut_experts(part.graph)}
         choices = StateChoices(
             part.graph, len(self.ratios), kind=CutKind.TENSOR, whole=whole, stored=stored
         )

@@ -90,14 +90,14 @@ class Catalogue:
         self.experts = ExpertModules([*layers, model])
 
     @contextmanager
-    def without_values(self, *, opaque: bool = False) -> Iterator[None]:
+    def without_values(self) -> Iterator[None]:
         """Restore the model as it was before ranks kept parts of it, without values, in the
-        context; if ``opaque``, the call of a module of experts is one operation of a capture."""
+        context."""
         held = [weight.installed for weight in self.weights]
         for weight in self.weights:
             weight.install(weight.parameter)
         try:
-            with self.experts.captured() if opaque else self.experts.restored():
+            with self.experts.restored():
                 yield
         finally:
             for weight, parameter in zip(self.weights, held, strict=True):

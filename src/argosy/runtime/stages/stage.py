@@ -25,12 +25,13 @@ from argosy.runtime.graphs.calls import function
 from argosy.runtime.stages.carry import Carry
 from argosy.runtime.stages.compiling import compiled
 from argosy.runtime.stages.defer import Deferral
-from argosy.runtime.stages.dropout import Randomness, drops, masking
+from argosy.runtime.stages.dropout import Randomness, masking
 from argosy.runtime.stages.moment import Moment
 from argosy.runtime.stages.parameters import Weight
 from argosy.runtime.stages.weighing import LossWatch, PartLoss
 from argosy.schedule import ActionKind
 from argosy.space.operations.segments import KEPT_PRODUCTS
+from argosy.workload.capture.experts import drops
 
 LossFunction = Callable[[Any, Any], Any]
 """``loss_fn(model, batch)`` returns a mean over the samples or the targets of the batch, or a pair

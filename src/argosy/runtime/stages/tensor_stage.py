@@ -38,8 +38,8 @@ from argosy.solve.programs.spmd import tensor_program
 from argosy.space.operations.calls import is_linear
 from argosy.space.operations.families import BY_CLASSES, BY_ROWS
 from argosy.space.operations.rules import StateChoices
-from argosy.space.operations.sharding import REPLICATED, State, sharded
-from argosy.workload.graph import EXPERTS, OWN_GRADIENT, Graph, GraphNode, OwnGradient, Ref, Role
+from argosy.space.operations.sharding import REPLICATED, State
+from argosy.workload.graph import MODULE, OWN_GRADIENT, Graph, GraphNode, OwnGradient, Ref, Role
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Sharing:
 
     def _search(self, samples: int, stored: Mapping[int, State]) -> GroupSteps:
         graph = stage_graph(self.cut, self.index, samples, self.total)
-        pricing, stored = Pricing(group=self.group), {**stored, **cut_experts(graph)}
+        pricing = Pricing(group=self.group)
         return steps_of(
             tensor_program(graph, pricing, self.ratios, whole=self._delivered, stored=stored)
         )
@@ -113,16 +113,6 @@ class Sharing:
             max(self.cut.layers[index], self.layers.start)
             for index in self.cut.parts[self.index].operations
         ]
-
-
-def cut_experts(graph: Graph) -> dict[int, State]:
-    """Return the states of the weights of experts: the members of a group divide whole experts."""
-    return {
-        value: sharded(0, graph.values[value].shape[0])
-        for node in graph.nodes
-        if node.op == EXPERTS
-        for value in node.inputs[3:]
-    }
 
 
 def stage_graph(cut: GraphCut, index: int, samples: int, total: int) -> Graph:
@@ -342,8 +332,8 @@ class GroupMember:
             return self._drawn(index, args, moment)
         if node.op == OWN_GRADIENT:
             return self.stage.own_gradient(node, args, moment)
-        if node.op == EXPERTS:
-            return self.stage.through_experts(node, args)
+        if node.op == MODULE:
+            return self.stage.through_module(node, args)
         if self.local(index) == BY_ROWS:
             look_up = lookup if node.op == EMBEDDING else picked_losses
             return look_up(call.rows, *args)

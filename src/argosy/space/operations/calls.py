@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from argosy.space.operations.families import FAMILIES, OperationCall, Pattern, whole
+from argosy.space.operations.families import FAMILIES, OperationCall, Pattern, parsed, whole
 from argosy.workload.graph import Argument, Graph, GraphNode, OwnGradient, Ref
 
 
@@ -69,7 +69,7 @@ def pattern_of(call: OperationCall) -> Pattern:
     if not entry or entry.get("family") == "view":
         pattern = whole(call)
     elif "labels" in entry:
-        pattern = _parsed(entry["labels"])
+        pattern = parsed(entry["labels"])
     else:
         pattern = FAMILIES[entry["family"]](call)
     inexact = any(e.startswith("c:") for e in entry.get("whole", ()))
@@ -81,18 +81,6 @@ def pattern_of(call: OperationCall) -> Pattern:
         if inexact
         else frozenset(),
     )
-
-
-@cache
-def _parsed(text: str) -> Pattern:
-    left, right = text.split("->")
-
-    def side(part: str) -> tuple[tuple[str, ...], ...]:
-        return tuple(
-            tuple("" if letter == "." else letter for letter in word) for word in part.split(",")
-        )
-
-    return Pattern(side(left), side(right))
 
 
 @dataclass(frozen=True, kw_only=True)

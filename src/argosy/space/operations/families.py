@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cache
 from typing import Any
 
 from argosy.space.operations.sharding import Shape
@@ -156,10 +157,28 @@ def embedding_backward(call: OperationCall) -> Pattern:
     return Pattern(((*places, "d"), places), (rows,), local={"v": BY_ROWS})
 
 
-def experts(call: OperationCall) -> Pattern:
-    """Split tokens, or whole experts: the results of a device's own experts are partial sums."""
-    weights = tuple(("e", *[""] * (len(shape) - 1)) for shape in call.inputs[3:])
-    return Pattern((("t", ""), ("t", ""), ("t", ""), *weights), (("t", ""),))
+def called(call: OperationCall) -> Pattern:
+    """Split what the call of a module lists: samples, tokens, or whole experts, for which the
+    results of a device's own experts are partial sums."""
+    labels = call.argument(-2)
+    return parsed(labels)
+
+
+@cache
+def parsed(text: str) -> Pattern:
+    """Return a pattern that is written as a letter for each dim, inputs then results.
+
+    >>> parsed("mk,k.->m").outputs
+    (('m',),)
+    """
+    left, right = text.split("->")
+
+    def side(part: str) -> tuple[tuple[str, ...], ...]:
+        return tuple(
+            tuple("" if letter == "." else letter for letter in word) for word in part.split(",")
+        )
+
+    return Pattern(side(left), side(right))
 
 
 def _index_labels(call: OperationCall, indices: Any) -> tuple[Labels, list[Labels], Labels]:
@@ -454,8 +473,8 @@ def whole(call: OperationCall) -> Pattern:
 FAMILIES: dict[str, Callable[[OperationCall], Pattern]] = {
     function.__name__: function
     for function in (
-        addmm, along, attention, cat, convolution, convolution_backward, embedding,
-        embedding_backward, expand, experts, factory, flip, folded, gather, group_norm,
+        addmm, along, attention, called, cat, convolution, convolution_backward, embedding,
+        embedding_backward, expand, factory, flip, folded, gather, group_norm,
         group_norm_backward, index, index_put, layer_norm, layer_norm_backward, leading,
         log_softmax, nll_loss, nll_loss_backward, pad, permute, pointwise, repeat, scatter, select,
         select_backward, select_scatter, slice, slice_backward, slice_scatter, split, squeeze,

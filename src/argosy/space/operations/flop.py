@@ -18,6 +18,8 @@ def flop_of(call: OperationCall) -> float:
             return 2.0 * math.prod(rows) * (inner[-1] if len(inner) > 1 else 1)
         case "convolution":
             return _convolution_flop(call)
+        case "called":
+            return float(call.argument(-3)[0])
         case "attention":
             backward = "backward" in call.node.op
             q, k = (

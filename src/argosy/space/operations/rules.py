@@ -37,7 +37,7 @@ from argosy.space.operations.sharding import (
     from_flat_cut,
     sharded,
 )
-from argosy.workload.graph import EXPERTS, Graph, GraphNode, Role
+from argosy.workload.graph import MODULE, Graph, GraphNode, Role, references
 
 Cut = tuple[int, int]
 """(outer, units) of a cut, as ``sharding`` defines them."""
@@ -103,7 +103,10 @@ class StateChoices:
         whose state is fixed.
         """
         self.graph, self.num_devices, self.kind = graph, num_devices, kind
-        self.whole, self.stored = frozenset(whole), dict(stored or {})
+        self.whole, self.stored = (
+            frozenset(whole),
+            {**(stored or {}), **called_weights(graph, num_devices)},
+        )
         self.gathered: frozenset[int] | None = None
         """The parameters that may be gathered; None: all."""
         self._barred = self.whole.intersection(graph.parameters)
@@ -297,12 +300,13 @@ class StateChoices:
                     PARTIAL if place in chosen else REPLICATED for place in range(num_in)
                 )
                 candidates.append(ShardingRule(inputs=inputs, outputs=(PARTIAL,) * num_out))
-        if node.op == EXPERTS:
-            candidates = [row for row in candidates if self._has_experts(node, row)]
+        if node.op == MODULE:
+            candidates = [row for row in candidates if self._has_weights(node, row)]
         return tuple(row for row in candidates if not row.units or row.units in self._work_units)
 
-    def _has_experts(self, node: GraphNode, row: ShardingRule) -> bool:
-        """Return whether a row leaves experts where they are stored, because a module runs them."""
+    def _has_weights(self, node: GraphNode, row: ShardingRule) -> bool:
+        """Return whether a row leaves weights where they are stored, because a module reads
+        them."""
         ends = zip(node.inputs, row.inputs, strict=True)
         return all(self.stored.get(value, state) == state for value, state in ends)
 
@@ -312,6 +316,19 @@ class StateChoices:
             mapped = from_flat_cut(call.outputs[0], *flat_cut(call.inputs[0], state))
             if mapped is not None:
                 yield ShardingRule(inputs=(state,), outputs=(mapped,), units=state.units)
+
+
+def called_weights(graph: Graph, num_devices: int) -> dict[int, State]:
+    """Return the states of the weights of modules that are called as one operation: members of a
+    group divide whole experts, and hold other modules whole."""
+    states = {}
+    for node in graph.nodes:
+        if node.op == MODULE:
+            for value in references(node.arguments[1]):
+                size = graph.values[value].shape[0] if node.num_experts else 0
+                is_divided = graph.values[value].role is Role.PARAMETER and size >= num_devices
+                states[value] = sharded(0, size) if is_divided else REPLICATED
+    return states
 
 
 def label_row(pattern: Pattern, label: str, cut: Cut) -> ShardingRule:

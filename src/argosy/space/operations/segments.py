@@ -35,6 +35,8 @@ A segment has, per sample:
                     forward; a copy or an expanded tensor counts as what it repeats. A segment
                     without products moves what it keeps, and no segment moves more than it keeps,
                     unless weights are frozen
+    (9)  experts    those of modules that are called as one operation, as many as divide the
+                    experts of each
 
 Weights belong to the first segment that reads them; other segments that read them are tied to it.
 """
@@ -42,6 +44,7 @@ Weights belong to the first segment that reads them; other segments that read th
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,7 +76,7 @@ _LEAST_WORK = 1e-4
 KEPT_PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.convolution.default")
 """Products with weights, whose results selective recomputation keeps."""
 # Entries ``flop`` of the table whose operations count as matrix work (2).
-_PRODUCTS = ("product", "convolution", "attention")
+_PRODUCTS = ("product", "convolution", "attention", "called")
 # FLOP that the backward of attention counts over those of its five products: twice the forward's
 # two.
 _ATTENTION_BACKWARD = 0.8
@@ -107,6 +110,18 @@ class _SegmentWork:
     """FLOP of attention in the forward."""
     again: Sequence[float]
     """FLOP of the forward that selective recomputation repeats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SegmentExperts:
+    """The experts that a segment has and devices can share."""
+
+    count: int
+    parameters: int
+    idle: int
+    """Number of ``parameters`` that one token does not meet."""
+    bytes: int
+    """Bytes of the inputs of experts, once for every expert that a token is sent to."""
 
 
 class _Step:
@@ -208,6 +223,7 @@ class _Step:
         names = _names(
             [[graph.nodes[node] for node in self.ahead[first:end]] for first, end in bounds]
         )
+        sent = [self._experts(self.ahead[first:end]) for first, end in bounds]
         for part, (first, end) in enumerate(bounds):
             home, number = tied.get(part, (tied_frozen.get(part), 0))
             yield Layer(
@@ -228,7 +244,31 @@ class _Step:
                 tied_parameters=number,
                 operations=(first, end),
                 frozen=frozen[part],
+                active_parameters=own[part] - sent[part].idle if sent[part].count else None,
+                expert_parameters=sent[part].parameters,
+                num_experts=sent[part].count,
+                routed_bytes=sent[part].bytes / samples,
             )
+
+    def _experts(self, nodes: Sequence[int]) -> _SegmentExperts:
+        """Return the experts of a segment that devices can share (9). They have no part in a
+        segment whose experts are frozen, or were read by an earlier one."""
+        values, calls = self.graph.values, [self.graph.nodes[node] for node in nodes]
+        count, parameters, idle, sent = 0, 0, 0, 0
+        for node in calls:
+            held = [value for value in node.inputs[3:] if value in self.graph.trained]
+            if not node.num_experts or any(self._first_reader(v) not in nodes for v in held):
+                continue
+            tokens, numbers, _ = (values[value] for value in node.inputs[:3])
+            elements = sum(values[value].elements for value in held)
+            count = math.gcd(count, node.num_experts)
+            parameters += elements
+            idle += elements - elements * numbers.shape[1] // node.num_experts
+            sent += tokens.num_bytes * numbers.shape[1]
+        return _SegmentExperts(count=count, parameters=parameters, idle=idle, bytes=sent)
+
+    def _first_reader(self, value: int) -> int:
+        return min(self.graph.consumers[value], key=lambda node: self.place.get(node, node))
 
     def _work(self, of_node: Sequence[int], count: int) -> _SegmentWork:
         """Sum the FLOP and the launches of the nodes of each segment."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -35,25 +35,42 @@ CONTENTS = (
     "GuardOnDataDependentSymNode",
     "value out of a tracing tensor",
     ".numpy() is not supported",
+    "tolist() shouldn't be called",
     "data_ptr",
 )
 """Names or words of errors that are raised when a program reads the contents of a tensor."""
 
 
+def reads_contents(error: Exception) -> bool:
+    """Return whether an error was raised because a program read the contents of a tensor."""
+    return any(word in f"{type(error).__name__}: {error}" for word in CONTENTS)
+
+
 @contextmanager
-def blamed(name: str, *, expected: str, suggestion: str | None = None) -> Iterator[None]:
+def blamed(
+    name: str,
+    *,
+    expected: str,
+    suggestion: str | None = None,
+    why: Callable[[], str] = str,
+    passing: tuple[type[Exception], ...] = (),
+) -> Iterator[None]:
     """Turn any exception of the user's program inside the block into an ``InputError``; ``name`` is
-    its place if no line of the user is known."""
+    its place if no line of the user is known, ``why`` returns why no module of it could be one
+    operation. Exceptions of the types ``passing`` are left alone."""
     try:
         yield
-    except ArgosyError:
-        raise
     except Exception as error:
-        if any(word in f"{type(error).__name__}: {error}" for word in CONTENTS):
+        if isinstance(error, (ArgosyError, *passing)):
+            raise
+        if reads_contents(error):
             expected = "a step whose operations do not depend on the contents of tensors"
             suggestion = (
-                "compute with masks in place of branches, `.item()` and indexing by a condition"
+                "compute with masks in place of branches, `.item()` and indexing by a condition, "
+                "or choose by top k, argmax or a sort in a module inside the model"
             )
+            if why():
+                suggestion += f" ({why()})"
         raise InputError([_problem(error, name, expected, suggestion)]) from error
 
 

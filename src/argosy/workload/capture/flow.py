@@ -44,9 +44,9 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from argosy.errors import InputError, invalid
 from argosy.workload.capture.blame import running_line
-from argosy.workload.capture.experts import experts
 from argosy.workload.capture.hooks import HOOKS_OF_TENSORS, refused_hook
 from argosy.workload.capture.initial import Recording, written_by
+from argosy.workload.capture.modules import module_op
 from argosy.workload.capture.rewritten import rewritten
 from argosy.workload.capture.write import NOTHING
 
@@ -100,8 +100,8 @@ class GradientFlow(TorchDispatchMode):
             known = _known(args[0], mode.tracer)
             return function(*args, **kwargs) if known is None else known.item()
         graph, read = mode.tracer.graph, []
-        # The call of experts runs inside an autograd function, which disables gradients.
-        differentiates = torch.is_grad_enabled() or function is experts._opoverload
+        # The call of a module runs inside an autograd function, which disables gradients.
+        differentiates = torch.is_grad_enabled() or function is module_op._opoverload
         for leaf in tree_iter((args, kwargs)):
             if isinstance(leaf, FunctionalTensor) and (node := node_of(leaf)) is not None:
                 passes = leaf.requires_grad and differentiates

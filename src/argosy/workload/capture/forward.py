@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from argosy.errors import InputError, invalid
 from argosy.workload.capture.initial import FakeModel, Recording
+from argosy.workload.capture.modules import OpaqueModules
 from argosy.workload.capture.trace import trace
 from argosy.workload.graph import Argument, Graph, GraphNode
 
@@ -84,6 +85,7 @@ def capture_forward(
     autocast: torch.dtype | None = None,
     recording: Recording | None = None,
     name: str = "program",
+    opaque: OpaqueModules | None = None,
 ) -> Forward:
     """Return the forward of ``loss(model, batch)``; the model may be on any device.
 
@@ -91,7 +93,13 @@ def capture_forward(
     ``autocast`` needs the device that will run it: torch casts for other operations on a CPU.
     """
     device = device if autocast is not None else torch.device("cpu")
-    fake = FakeModel(model=model, loss=loss, batch=batch, recording=recording or Recording())
+    fake = FakeModel(
+        model=model,
+        loss=loss,
+        batch=batch,
+        recording=recording or Recording(),
+        opaque=opaque or OpaqueModules(),
+    )
 
     def traced(count: int) -> Graph:
         written = trace(

@@ -28,7 +28,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,9 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from argosy.errors import invalid
 from argosy.workload.capture.blame import blamed
+
+if TYPE_CHECKING:
+    from argosy.workload.capture.modules import OpaqueModules
 
 # Expected behaviour of ``build``, for error messages.
 BUILDS = "build() to return a model, a loss function and a batch"
@@ -284,7 +287,7 @@ class Recording(TorchDispatchMode):
             )
             expected = "values for every weight and every tensor of the batch"
             raise invalid("build()", actual, expected)
-        return _window(real[storage_of(tensor)], place_of(tensor))
+        return window(real[storage_of(tensor)], place_of(tensor))
 
     def needed(self, storages: set[int]) -> Sequence[_Step]:
         """Return the operations that led to the values in these storages (1)."""
@@ -328,6 +331,8 @@ class FakeModel:
     loss: Callable[[nn.Module, Any], Tensor]
     batch: Any
     recording: Recording
+    opaque: OpaqueModules | None = None
+    """What earlier traces found of modules that are called as one operation."""
 
     def values(self) -> Iterator[tuple[str, Tensor]]:
         """Yield each parameter and buffer by name, with its initial contents, one at a time."""
@@ -389,7 +394,7 @@ def _replay(step: _Step, real: dict[int, Tensor]) -> None:
             return leaf.tensor
         if isinstance(leaf, StorageWindow):
             without = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device=_META)
-            return _window(real[leaf.storage], leaf) if leaf.storage in real else without
+            return window(real[leaf.storage], leaf) if leaf.storage in real else without
         return leaf
 
     args, kwargs = tree_map(value, (step.arguments, _on_cpu(step.keywords)))
@@ -468,7 +473,7 @@ def place_of(tensor: Tensor) -> StorageWindow:
     return StorageWindow(storage_of(tensor), tensor.dtype, shape, stride, offset)
 
 
-def _window(real: Tensor, place: StorageWindow) -> Tensor:
+def window(real: Tensor, place: StorageWindow) -> Tensor:
     """Return a window on a real storage."""
     if real.dtype != place.dtype:
         real = real.view(place.dtype)

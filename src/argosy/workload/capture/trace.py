@@ -14,6 +14,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -39,6 +40,7 @@ from argosy.workload.capture.embeddings import check_embeddings
 from argosy.workload.capture.flow import Decided, GradientFlow, own_gradients
 from argosy.workload.capture.hooks import check_hooks
 from argosy.workload.capture.initial import FakeModel, build_fake
+from argosy.workload.capture.modules import OpaqueModuleError, OpaqueModules, capturing_modules
 from argosy.workload.capture.rewritten import attention_as_on_cpus
 from argosy.workload.capture.write import GraphWriter, StepInputs
 from argosy.workload.graph import OWN_GRADIENT, Graph, Role
@@ -57,7 +59,12 @@ def capture(build: Build, *, name: str = "program") -> Graph:
     return capture_fake(build_fake(build), name=name)
 
 
-def capture_fake(fake: FakeModel, *, name: str = "program", samples: int | None = None) -> Graph:
+def capture_fake(
+    fake: FakeModel,
+    *,
+    name: str = "program",
+    samples: int | None = None,
+) -> Graph:
     """Return the training step of a model that was built without values; each module keeps its
     training or evaluation mode. ``samples`` is the number of rows of its batch, if not its own."""
     return trace(fake, name=name, samples=samples).graph()
@@ -79,17 +86,42 @@ def trace(
     autocast: torch.dtype | None = None,
 ) -> GraphWriter:
     """Trace the step of a model and return its writer; with ``samples``, every tensor of the batch
-    has that many rows."""
+    has that many rows. The trace begins again whenever it meets a module whose operations depend on
+    data."""
     check_hooks(fake.model)
     check_embeddings(fake.model)
-    device = torch.device("cpu") if device is None else device
+    known = OpaqueModules() if fake.opaque is None else fake.opaque
+    way = _Way(name, forward_only, samples, device or torch.device("cpu"), autocast)
+    while True:
+        try:
+            with capturing_modules(fake.model, known, samples or num_samples(fake)):
+                return _trace_once(fake, way, known)
+        except OpaqueModuleError:
+            continue
+
+
+@dataclass(frozen=True)
+class _Way:
+    """The way in which a model is traced, as ``trace`` describes it."""
+
+    name: str
+    forward_only: bool
+    samples: int | None
+    device: torch.device
+    autocast: torch.dtype | None
+
+
+def _trace_once(fake: FakeModel, way: _Way, opaque: OpaqueModules) -> GraphWriter:
+    """Trace the step of a model; raise ``OpaqueModuleError`` for a module whose operations depend
+    on data."""
+    name, forward_only, device = way.name, way.forward_only, way.device
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     like = partial(_like, device)
     parameters, buffers = list(fake.model.named_parameters()), list(fake.model.named_buffers())
     with mode:
         weights = [like(tensor) for _, tensor in parameters]
         state = [like(tensor) for _, tensor in buffers]
-        batch = tree_map_only(Tensor, lambda leaf: like(leaf, samples), fake.batch)
+        batch = tree_map_only(Tensor, lambda leaf: like(leaf, way.samples), fake.batch)
     leaves, spec = tree_flatten(batch)
     paths = tree_flatten_with_path(batch)[0]
     tensors = [(keystr(path), leaf) for path, leaf in paths if isinstance(leaf, Tensor)]
@@ -103,7 +135,7 @@ def trace(
             f"model.{n}": t
             for (n, _), t in zip([*parameters, *buffers], [*trained, *kept], strict=True)
         }
-        with flow, Decided(), own_gradients(marked=forward_only), _precision(device, autocast):
+        with flow, Decided(), own_gradients(marked=forward_only), _precision(device, way.autocast):
             loss = functional_call(root, named, tuple(rows))
         _check_loss(loss)
         gradients = [None] * len(trained) if forward_only else _gradients(loss, trained)
@@ -111,7 +143,9 @@ def trace(
 
     modules = ModuleStack(fake.model)
     flags, places = tracing_flags(), attention_as_on_cpus(device)
-    with flags, places, modules, blamed(name, expected=RUNS, suggestion=ALONE):
+    passing = (OpaqueModuleError,)
+    blame = blamed(name, expected=RUNS, suggestion=ALONE, why=opaque.why, passing=passing)
+    with flags, places, modules, blame:
         made = trace_step(mode, step, weights, state, [tensor for _, tensor in tensors])
     names = [(n, Role.PARAMETER) for n, _ in parameters] + [(n, Role.BUFFER) for n, _ in buffers]
     names += [(n, Role.INPUT) for n, _ in tensors]
@@ -223,8 +257,10 @@ class ModuleStack:
 
     def _change(self, path: str | None) -> None:
         mode = get_proxy_mode()
-        nodes = mode.tracer.graph._len if mode is not None else 0
-        last = mode.tracer.graph._root._prev if mode is not None else None
+        if mode is None:  # a module is tried outside of the trace
+            return
+        nodes = mode.tracer.graph._len
+        last = mode.tracer.graph._root._prev
         here = self.paths[-1] if self.paths else ""
         for _ in range(nodes - self.seen):
             assert last is not None
