@@ -58,6 +58,10 @@ class ClosedError(Exception):
     """A door that does not open, with the reason."""
 
 
+class AbsentError(ClosedError):
+    """A repository that cannot be fetched, so that nothing is known about its door."""
+
+
 @dataclass(frozen=True)
 class Door:
     """What one system needs to read an export."""
@@ -92,7 +96,11 @@ def checkout(name: str, revision: str, folder: Path) -> Path:
     if (Path(given) / part).is_dir():  # a folder of files, not a repository
         shutil.copytree(Path(given) / part, folder / part)
     else:
-        run("git", "-C", folder, "fetch", "-q", "--depth", "1", given, revision)
+        try:
+            run("git", "-C", folder, "fetch", "-q", "--depth", "1", given, revision)
+        except ClosedError as error:
+            remedy = f"{name} may be a folder with its files, or another address"
+            raise AbsentError(f"Cannot fetch {revision} of {given}; {remedy}: {error}") from None
         run("git", "-C", folder, "checkout", "-q", "FETCH_HEAD", "--", part)
     return folder
 
@@ -292,6 +300,8 @@ def open_door(name: TargetName, *, newest: bool) -> str:
             reader = (HERE / f"read_{name}.py").resolve()
             python = (folder / "venv" / "bin" / "python").absolute()
             run(python, "-W", "ignore", reader, exports.resolve(), *arguments, timeout=600)
+    except AbsentError:
+        raise
     except ClosedError as closed:
         raise ClosedError(f"{name} {version} does not read its export:\n{closed}") from None
     return version
@@ -310,7 +320,8 @@ def main() -> int:
             print(f"open    {name} {open_door(name, newest=given.newest)}", flush=True)
         except ClosedError as closed:
             failed += 1
-            print(f"closed  {name}\n{closed}", flush=True)
+            word = "untried" if isinstance(closed, AbsentError) else "closed "
+            print(f"{word} {name}\n{closed}", flush=True)
     return 1 if failed else 0
 
 

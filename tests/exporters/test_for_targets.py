@@ -159,7 +159,7 @@ def test_the_best_of_all_grids_is_found() -> None:
 REFUSED = {
     "a model that it does not have": (
         ["-m", "gpt2", "--for", "torchtitan"],
-        "a model that torchtitan 0.3.0 has",
+        "a model with a recipe for torchtitan 0.3.0",
     ),
     "a model that others take": (
         ["-m", "gpt2", "--dtype", "bf16", "--for", "torchtitan"],

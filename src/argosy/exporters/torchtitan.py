@@ -52,9 +52,12 @@ MODELS = {
     "llama-3.1-405b": ("llama3", "405B"),
     "llama-3.3-70b": ("llama3", "70B"),
     "qwen3-8b": ("qwen3", "8B"),
+    "qwen3-14b": ("qwen3", "14B"),
+    "qwen3-32b": ("qwen3", "32B"),
     "qwen3-30b-a3b": ("qwen3", "30B-A3B"),
+    "qwen3-235b-a22b": ("qwen3", "235B-A22B"),
 }
-"""The names and flavors that torchtitan has for our presets."""
+"""The names and flavors that torchtitan has for our presets with an untied head."""
 # The modules of the layers that are not blocks.
 _MODULES = {"embedding": ("tok_embeddings",), "head": ("norm", "lm_head")}
 # The expression for each kind of recomputation.
@@ -144,7 +147,7 @@ def limits(plan: Plan, chain: Chain, architecture: Architecture) -> Iterator[Lim
 def model_limits(model: ModelRef, chain: Chain) -> Iterator[Limit]:
     """Yield everything in a model that the target cannot express, whatever the plan."""
     if chain.name not in MODELS:
-        expected = f"a model that {TARGET.full_name} has: {', '.join(MODELS)}"
+        expected = f"a model with a recipe for {TARGET.full_name}: {', '.join(MODELS)}"
         hint = "deepspeed and torch are written for any model"
         yield limit("model.name", chain.name, expected, final=True, suggestion=hint)
     yield from layers_have_letters(chain, NAME)

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import getattr_static
 from typing import Any
 from unittest.mock import patch
 
@@ -267,13 +268,13 @@ def _compute(node: Node, values: dict[Node, Any], tracer: Any) -> bool:
 def own_gradients(*, marked: bool) -> Iterator[None]:
     """Apply (2) and (3) inside the block; only (3) without ``marked``, in a trace that holds the
     backward itself."""
-    plain = Function.apply.__func__  # type: ignore[attr-defined]
+    plain = getattr_static(Function, "apply")  # a class method, in C since torch 2.15
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if cls is torch.utils.checkpoint.CheckpointFunction:
             run, _, *rest = args
             return run(*rest)
-        made = plain(cls, *args, **kwargs)
+        made = plain.__get__(None, cls)(*args, **kwargs)
         if marked and torch.is_grad_enabled():
             _mark(cls, args, made)
         return made
