@@ -158,6 +158,18 @@ CASES = {
     "1f1b, eager-1f1b, kfkb, gpipe, zero-bubble, interleaved, zero-bubble-v, dualpipe-v or kfkb:K with K of at least 1",
     (
         *SEARCH,
+        "--schedule",
+        "kfkb:9999",
+    ): '--schedule: found "kfkb:9999", expected a k of at most 8, the batch',
+    (
+        *SEARCH,
+        "--schedule",
+        "kfkb",
+        "-b",
+        "1",
+    ): '--schedule: found "kfkb", expected a k of at most 1, the batch',
+    (
+        *SEARCH,
         "--scenario",
         f"box0.pcie=on-off:seed={LONG}",
     ): f'--scenario seed: found "{LONG[:55]}..., expected a whole number',

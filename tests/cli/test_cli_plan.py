@@ -283,7 +283,7 @@ def test_options_reach_the_search(run: Run, asked: list[Settings]) -> None:
 def test_schedules_are_those_asked_for(
     names: tuple[str, ...], expected: tuple[ScheduleSpec, ...]
 ) -> None:
-    assert parse_schedules(names) == expected
+    assert parse_schedules(names, 64) == expected
 
 
 def test_a_schedule_asked_for_is_the_plan_s(run: Run) -> None:

@@ -74,6 +74,18 @@ def test_elimination_equals_brute_force(seed: int) -> None:
     assert problem.value(found.choice) == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_variable_may_have_many_neighbours_that_have_one_choice() -> None:
+    rng = np.random.default_rng(5)
+    centre = rng.uniform(0, 1, 3)
+    tables = [rng.uniform(0, 1, (3, 1)) for _ in range(70)]
+    problem = AssignmentProblem(
+        costs=(centre, *[np.ones(1)] * 70),
+        pairs=tuple((0, i, table) for i, table in enumerate(tables, 1)),
+    )
+    least = min(centre + sum(table[:, 0] for table in tables)) + 70
+    assert cheapest(problem).value == pytest.approx(least, rel=1e-12)
+
+
 CASES = [("perceptron", 1e9), ("perceptron", 1e7), ("towers", 1e8), ("plain", 1e9)]
 
 

@@ -18,7 +18,7 @@ from workload.attention_models import ATTENTIONS, captured_operations
 from argosy.errors import InputError
 from argosy.runtime.sources.operations import capture_program
 from argosy.workload.capture.initial import build_fake
-from argosy.workload.capture.trace import Build, capture, capture_fake
+from argosy.workload.capture.trace import Build, capture, capture_fake, trace
 from argosy.workload.graph import Graph, Phase
 
 EXACT = [name for name in BUILDS if name not in ("dropout", "mixtral")]
@@ -261,3 +261,25 @@ def test_a_batch_of_one_sample_has_the_operations_of_any_batch() -> None:
 def test_attention_is_one_operation_on_every_device(kind: str, dtype: torch.dtype) -> None:
     """A device without a kernel of its own stands for a GPU; tests/gpu compares a real one."""
     assert captured_operations(kind, dtype, "meta") == captured_operations(kind, dtype, "cpu")
+
+
+class PooledLast(nn.Module):
+    """Images whose channels lie last: torch's strides after the convolution depend on samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.adaptive_avg_pool2d(self.patches(x.permute(0, 3, 1, 2)), 1).flatten(1)
+
+
+def test_the_operations_of_a_forward_do_not_depend_on_strides() -> None:
+    def build() -> Any:
+        return PooledLast(), lambda model, x: model(x).mean(), torch.randn(18, 16, 16, 3)
+
+    def operations(samples: int) -> list[str]:
+        graph = trace(build_fake(build), name="x", forward_only=True, samples=samples).graph()
+        return [node.op for node in graph.nodes]
+
+    assert operations(2) == operations(18)

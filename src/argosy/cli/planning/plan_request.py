@@ -75,7 +75,7 @@ def read_request(options: PlanOptions) -> PlanRequest:
     if options.output is not None:
         inputs = (options.cluster, model, options.calibration, *(options.profile or ()))
         check_output(options.output, *inputs, json=options.json)
-    settings, calibration = _settings(options)
+    settings, calibration = _settings(options, global_batch)
     constants = load_calibration(calibration)
     cluster = constants.cluster(load_cluster(options.cluster))
     check_divisible(islands, cluster)
@@ -124,7 +124,7 @@ def _check_islands(options: PlanOptions, program: CapturedProgram | None) -> Non
         raise excluded("--program of a step that mixes samples", "--islands")
 
 
-def _settings(options: PlanOptions) -> tuple[Settings, str | None]:
+def _settings(options: PlanOptions, global_batch: int) -> tuple[Settings, str | None]:
     """Return the settings of the search, and the calibration file, which ``--for`` may choose."""
     from argosy.cli.planning.target import with_target
     from argosy.planner import Settings
@@ -149,7 +149,7 @@ def _settings(options: PlanOptions) -> tuple[Settings, str | None]:
         max_expert=options.max_expert,
     )
     if options.schedule:
-        settings = replace(settings, schedules=parse_schedules(options.schedule))
+        settings = replace(settings, schedules=parse_schedules(options.schedule, global_batch))
     if options.offload is not None:
         settings = with_offload(settings, options.offload)
     if options.for_system is None:
@@ -200,9 +200,9 @@ def _placed(
     return replace(placed, chain=chain), partial(with_optimizer, chain)
 
 
-def parse_schedules(names: Sequence[str]) -> tuple[ScheduleSpec, ...]:
+def parse_schedules(names: Sequence[str], global_batch: int) -> tuple[ScheduleSpec, ...]:
     """Return the schedules of ``--schedule``, each once; ``kfkb`` alone means every k that is
-    searched."""
+    searched. A group of k micro-batches needs k samples."""
     from argosy.planner import SCHEDULES
 
     searched_on_request = [
@@ -216,10 +216,13 @@ def parse_schedules(names: Sequence[str]) -> tuple[ScheduleSpec, ...]:
     for name in names:
         kind, separator, k = name.partition(":")
         if kind in known and not separator:
-            chosen += [spec for spec in searched if str(spec.kind) == kind]
+            named = [spec for spec in searched if str(spec.kind) == kind]
         elif kind == ScheduleKind.KFKB and (group := whole_number(k)):
-            chosen.append(ScheduleSpec(kind=ScheduleKind.KFKB, k=group))
+            named = [ScheduleSpec(kind=ScheduleKind.KFKB, k=group)]
         else:
             expected = f"one of the schedules {', '.join(known)} or kfkb:K with K of at least 1"
             raise bad_input(expected, name, "--schedule", suggestion=closest(name, known))
+        if min(spec.k for spec in named) > global_batch:
+            raise bad_input(f"a k of at most {global_batch}, the batch", name, "--schedule")
+        chosen += named
     return tuple(dict.fromkeys(chosen))

@@ -173,21 +173,22 @@ class _Scheme:
         """For each pair, by the end that is eliminated first: the other end, its axis of the table,
         the table."""
         for i, j, table in problem.pairs:
-            if place[i] < place[j]:
+            # A variable with one choice gets no axis (numpy has 64), so the other has the table.
+            if sizes[j] == 1 or (sizes[i] > 1 and place[i] < place[j]):
                 pairs[i].append((j, 1, table))
             else:
                 pairs[j].append((i, 0, table))
         made: list[list[tuple[tuple[int, ...], int]]] = [[] for _ in sizes]
         known: dict[object, int] = {}
         for i in order:
-            around = {j for j, _, _ in pairs[i]}
+            around = {j for j, _, _ in pairs[i] if sizes[j] > 1}
             for names, _ in made[i]:
                 around.update(names)
             around.discard(i)
             scope = tuple(sorted(around))
             axes = {j: axis for axis, j in enumerate(scope, 1)}
             axes[i] = 0
-            own = [(axes[j], side, id(table)) for j, side, table in pairs[i]]
+            own = [(axes.get(j, -1), side, id(table)) for j, side, table in pairs[i]]
             earlier = [(kind, tuple([axes[j] for j in names])) for names, kind in made[i]]
             own.sort()
             key = (id(problem.costs[i]), tuple(own), tuple(sorted(earlier)))
@@ -215,8 +216,7 @@ class _Scheme:
         self.entries = max(self.entries, entries)
         spread = []
         for j, side, table in pairs:
-            shape = [sizes[0], *[1] * len(scope)]
-            shape[scope.index(j) + 1] = self.sizes[j]
+            shape = [sizes[0], *[self.sizes[j] if k == j else 1 for k in scope]]
             spread.append((table if side == 1 else table.T).reshape(shape))
         made = tuple([(kind, *_spread(places, sizes)) for kind, places in earlier])
         return _Kind(i, tuple(spread), made, len(sizes))

@@ -34,6 +34,9 @@ NOTHING = {
     "aten.contiguous.default",
 }
 """Operations that are the identity in a graph without writes."""
+VIEWS = {"aten.view.default", "aten._unsafe_view.default"}
+"""Operations that are the identity if they keep the shape. Strides decide whether torch adds such a
+view, and convolutions choose strides by the number of samples."""
 # The operation that stops gradients.
 DETACH = "aten.detach.default"
 
@@ -151,7 +154,7 @@ class GraphWriter:
             self._add_own_gradient(node)
         elif target in FILLED:
             self._add_filled(node, FILLED[target])
-        elif target in NOTHING:
+        elif target in NOTHING or (target in VIEWS and _keeps_shape(node)):
             self.index[node] = self.index[node.args[0]]  # type: ignore[index]
         else:
             self._add_operation(node, target)
@@ -298,6 +301,12 @@ def _kept(tensor: Tensor) -> InputError:
         "no tensors that outlast the step",
         suggestion="register it as a buffer of the model, or make it again in every step",
     )
+
+
+def _keeps_shape(node: fx.Node) -> bool:
+    """Return whether the result of an operation has the shape of its first argument."""
+    given: Any = node.args[0]
+    return bool(node.meta["val"].shape == given.meta["val"].shape)
 
 
 def _nested(part: Any) -> Argument:
