@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from argosy.runtime.graphs.attention import attend, forward, math_backward, math_forward
+from argosy.runtime.graphs.attention import forward, fused, math_backward, math_forward
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -40,5 +40,4 @@ def test_the_kernel_of_other_devices_gives_what_the_capture_says(
     q = torch.randn(2, 4, 8, 4, dtype=torch.float64)
     k, v = (torch.randn(2, key_heads, 8, 4, dtype=torch.float64) for _ in range(2))
     expected, _ = forward(q, k, v, causal, None, 0.3)
-    actual, _ = attend(q, k, v, causal=causal, scale=0.3)
-    assert torch.allclose(actual, expected, atol=1e-12)
+    assert torch.allclose(fused(q, k, v, causal, None, 0.3), expected, atol=1e-12)

@@ -1,4 +1,5 @@
-"""Compute attention as a capture on CPU writes it, on any device, with the same arguments.
+"""Compute attention as a capture on CPU writes it, on devices that lack that kernel, with the same
+arguments and results.
 
     (1)  s = scale q k^T + mask,  l = log sum exp s,  p = exp(s - l),  o = p v
     (2)  dv = p^T do,  ds = p (do v^T - sum(do o)),  dq = scale ds k,  dk = scale ds^T q
@@ -45,15 +46,30 @@ def attend(
     *,
     attn_mask: Tensor | None = None,
     scale: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the output of (1) by torch's best kernel for the device, and an empty l, which no
-    forward reads; several heads of queries may share one of keys and values."""
-    assert dropout == 0.0, "the captured kernel has no dropout"
-    is_shared = q.shape[1] != k.shape[1]
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=attn_mask, is_causal=causal, scale=scale, enable_gqa=is_shared
+) -> Any:
+    """Return output and l of (1), for torch to differentiate; off a CPU l is empty, because no
+    forward reads it."""
+    if q.is_cpu:
+        return aten._scaled_dot_product_flash_attention_for_cpu.default(
+            q, k, v, dropout, causal, attn_mask=attn_mask, scale=scale
+        )
+    return fused(q, k, v, causal, attn_mask, scale), q.new_empty(0)
+
+
+def fused(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float | None
+) -> Tensor:
+    """Return output of (1) by the best kernel that torch has for a device; several heads of queries
+    may share one of keys and values."""
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
     )
-    return out, q.new_empty(0)
 
 
 class Kernel(StrEnum):
