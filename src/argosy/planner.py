@@ -23,7 +23,7 @@ from argosy.plan.plan import Plan
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.even import EvenSearch
 from argosy.solve.finalists.candidate import diverse
-from argosy.solve.finalists.interleave import with_interleaved
+from argosy.solve.finalists.interleave import can_be_chunked, with_interleaved
 from argosy.solve.finalists.verdict import placed
 from argosy.solve.history import History, with_history
 from argosy.solve.pool_search import PoolSearch
@@ -62,6 +62,8 @@ _MOST_SAMPLES = 10_000_000
 _MOST_LAYERS = 2_000
 # kept_plans returns at most this many good plans of different sorts.
 _KEPT = 16
+# At most this many uniform pipelines get variants with several chunks, if no good plan has one.
+_UNIFORM = 64
 
 
 def find_plan(
@@ -157,7 +159,11 @@ def _with_interleaved(
     interleaved: tuple[ScheduleSpec, ...],
 ) -> Plan:
     """Return the best plan under the other schedules of the settings, or an interleaved variant of
-    a good plan if that is faster."""
+    a good plan if that is faster.
+
+    If no other schedule is allowed and no good plan has a variant, those of uniform pipelines are
+    tried, which have many numbers of stages.
+    """
     others = tuple(schedule for schedule in settings.schedules if schedule not in interleaved)
     base = replace(settings, schedules=others or (ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),))
     if _is_even(base):
@@ -169,6 +175,9 @@ def _with_interleaved(
         candidates = diverse(search.incumbents.found, _KEPT)
         variants = (placed(candidate, search.prices, cluster) for candidate in candidates)
         good = [plain, *variants]
+        if not others and not any(can_be_chunked(plan, interleaved) for plan in good):
+            uniform = search.uniform_pipelines(_UNIFORM)
+            good += (placed(candidate, search.prices, cluster) for candidate in uniform)
     return with_interleaved(
         plain, good, interleaved, chain, at_time_zero(cluster), model, must_be=not others
     )

@@ -24,10 +24,11 @@ from torch import nn
 from argosy.errors import InputError
 from argosy.plan.plan import Recompute
 from argosy.runtime.sources.mixing import check_mixing
-from argosy.runtime.stages.dropout import Masks, drops
+from argosy.runtime.stages.dropout import Masks
 from argosy.runtime.stages.moment import Moment
 from argosy.runtime.stages.stage import LayerStage
 from argosy.schedule import ScheduleKind
+from argosy.workload.capture.experts import drops
 
 GPT2 = Case(model="hf-gpt2-dropping", single=True, num_micro_batches=3, shares=((3, 1), (2, 2)))
 

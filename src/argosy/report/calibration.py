@@ -38,6 +38,9 @@ MEANINGS = {
     "buffers": "temporary tensors of",
     "sequence_parallel": "of tensor-parallel groups",
     "selective": "recomputation means",
+    "stops_early": "last products are not repeated",
+    "shard": "devices that divide ZeRO's state",
+    "repeats_exchanges": "backwards exchange again",
     "gradient_dtype": "of kept gradients",
     "reduce_dtype": "of gradients that are summed",
     "async_tensor": "groups exchange beside products",
@@ -50,6 +53,7 @@ _UNSTATED = {
     "reduce_dtype": "as kept",
     "gradient_dtype": "as weights",
     "nic_bandwidth": "as inside",
+    "shard": "all",
 }
 
 

@@ -35,6 +35,7 @@ from argosy.solve.finalists.beside import with_uniform
 from argosy.solve.finalists.candidate import Candidate, single_stages
 from argosy.solve.finalists.incumbents import Incumbents
 from argosy.solve.finalists.judge import Judge
+from argosy.solve.finalists.uniform import uniform_candidates
 from argosy.solve.finalists.verdict import ExactTrial, Verdict, certify
 from argosy.solve.narrower import NarrowerSearches
 from argosy.solve.proof import Proof, widest_proof
@@ -468,6 +469,11 @@ class PoolSearch:
                 verdict, trial, self.incumbents.judge, self.shapes, 12 * effort.TASKS, menus
             )
         self.incumbents.add(verdict.winner)
+
+    def uniform_pipelines(self, most: int) -> list[Candidate]:
+        """Return uniform pipelines of different sorts, fast or slow."""
+        job = self.prices, self.incumbents.judge, self.shapes, self.scope(self.units)
+        return uniform_candidates(*job, math.inf, most)
 
     def finish(self) -> Plan:
         """Return the best plan that was simulated, with its certificate.

@@ -88,6 +88,11 @@ def with_interleaved(
     return in_place_of(plain, best, result, chain, cluster, scope=scope, unused=unused)
 
 
+def can_be_chunked(plan: Plan, specs: Sequence[ScheduleSpec]) -> bool:
+    """Return whether a plan has a variant under one of some schedules, which may still not fit."""
+    return any(_obstacle(plan, spec) is None for spec in specs)
+
+
 def with_better_cuts(
     plan: Plan, played: Played, chain: Chain, cluster: Cluster, model: ComputeModel
 ) -> tuple[Plan, Played]:
