@@ -144,7 +144,13 @@ def smaller(change: Change) -> float | None:
     return None
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[pytest.mark.exhaustive] if name == "sixteen" else [])
+        for name in CASES
+    ],
+)
 def found(request: pytest.FixtureRequest) -> tuple[Tight, Infeasibility]:
     case = CASES[request.param]
     if case.fits():

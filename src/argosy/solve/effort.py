@@ -30,6 +30,9 @@ REFINED, _FEW_STATES = 32, 160
 QUICK_ROUNDS, QUICK_GAP = 36, 0.003
 # Further rounds, if there are plans with groups across nodes.
 SPANNING_ROUNDS = 60
+# A restricted search gets this factor times the best plan of the others as its ceiling, because
+# level 1 skips shapes that it estimates near the ceiling.
+ROOM = 1.2
 
 
 def finalists(incumbents: Incumbents, level: int, *, is_quick: bool) -> list[Candidate]:

@@ -27,6 +27,7 @@ from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan, Recompute
 from argosy.plan.targets import Target, position_parts
 from argosy.solve.budget import Budget
+from argosy.solve.effort import ROOM
 from argosy.solve.pool_search import PoolSearch
 from argosy.solve.search.shape import MOST_STAGES
 from argosy.solve.settings import FEW_DEVICES, Settings, search_scope
@@ -36,10 +37,6 @@ from argosy.space.pool import able_pools
 from argosy.space.price import widest
 from argosy.space.widths import node_widths
 from argosy.workload.chain import Chain
-
-# A search gets this factor times the best plan of the others as its ceiling, because level 1 skips
-# shapes that it estimates near the ceiling.
-_ROOM = 1.2
 
 
 class EvenSearch:
@@ -168,7 +165,7 @@ class EvenSearch:
             if settings.target is not None
             else math.inf
         )
-        search = PoolSearch(*self.job, replace(settings, ceiling=_ROOM * best), self.model)
+        search = PoolSearch(*self.job, replace(settings, ceiling=ROOM * best), self.model)
         self.interrupted = settings.time_budget <= 0 and bool(self.plans)
         try:
             if self.interrupted:

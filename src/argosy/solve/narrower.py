@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from argosy.errors import NothingFitsError
 from argosy.plan.plan import Plan
-from argosy.solve.effort import REFINED
+from argosy.solve.effort import REFINED, ROOM
 from argosy.solve.finalists.candidate import Candidate, on_pools
 from argosy.solve.finalists.judge import Complete
 from argosy.solve.parts import narrower_searches
@@ -111,7 +111,9 @@ class NarrowerSearches:
 
     def _first_plan(self, width: int) -> Candidate:
         """Return the plan of level 1 for one width; raise NothingFitsError if there is none."""
-        search = self._start(replace(self.given, width=width, progress=None), self.whole.pools)
+        ceiling = ROOM * self.whole.incumbents.best
+        request = replace(self.given, width=width, progress=None, ceiling=ceiling)
+        search = self._start(request, self.whole.pools)
         search.quick()
         self.widths[width] = search
         return self._on_all_pools(search)
