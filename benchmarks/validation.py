@@ -89,6 +89,9 @@ def _runs() -> Iterator[str]:
         "gradient_dtype",
         "reduce_dtype",
         "async_tensor",
+        "stops_early",
+        "shard",
+        "repeats_exchanges",
         "profile_factor",
     )  # stated by runs, or not told by whole iterations
     names = [field.name for field in fields(Calibration) if field.name not in beside]
