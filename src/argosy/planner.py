@@ -24,6 +24,7 @@ from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.solve.even import EvenSearch
 from argosy.solve.finalists.candidate import diverse
 from argosy.solve.finalists.interleave import can_be_chunked, with_interleaved
+from argosy.solve.finalists.uniform import uniform_candidates
 from argosy.solve.finalists.verdict import placed
 from argosy.solve.history import History, with_history
 from argosy.solve.pool_search import PoolSearch
@@ -176,7 +177,8 @@ def _with_interleaved(
         variants = (placed(candidate, search.prices, cluster) for candidate in candidates)
         good = [plain, *variants]
         if not others and not any(can_be_chunked(plan, interleaved) for plan in good):
-            uniform = search.uniform_pipelines(_UNIFORM)
+            job = search.prices, search.incumbents.judge, search.shapes, search.scope(search.units)
+            uniform = uniform_candidates(*job, math.inf, _UNIFORM)
             good += (placed(candidate, search.prices, cluster) for candidate in uniform)
     return with_interleaved(
         plain, good, interleaved, chain, at_time_zero(cluster), model, must_be=not others

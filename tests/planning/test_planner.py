@@ -32,7 +32,7 @@ from argosy.errors import InfeasibleError, InputError
 from argosy.plan.check import check_plan
 from argosy.plan.file import dumps_plan, loads_plan
 from argosy.plan.plan import Plan
-from argosy.planner import SearchProgress, Settings, search_scope
+from argosy.planner import SearchProgress, Settings, find_plan, search_scope
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.sim.simulate import simulate
 from argosy.space.pool import able_pools
@@ -422,3 +422,18 @@ def test_schedules_whose_backwards_are_cut_are_searched_beside_those_whose_are_n
     everything = best_of_all(case, case.scope(prune=False), MOST_PLANS)
     assert everything is not None
     assert found_best(case, exact_settings(case))[1] == pytest.approx(everything[0], rel=FOLDED)
+
+
+def test_level_2_keeps_what_level_1_has_proven() -> None:
+    """It stops at a gap of 1 %, which may be wider than that of the quick proof."""
+    chain = load_model("gpt2-xl", sequence_length=1024, dtype="fp16")
+    certificates = []
+    for level in (1, 2):
+        plan = find_plan(
+            chain, load_cluster("two-cards"), global_batch=64, settings=Settings(level=level)
+        )
+        assert plan.certificate is not None
+        certificates.append(plan.certificate)
+    quick, slow = certificates
+    assert slow.scope == quick.scope
+    assert slow.gap <= quick.gap < 0.005

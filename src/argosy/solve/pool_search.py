@@ -35,7 +35,6 @@ from argosy.solve.finalists.beside import with_uniform
 from argosy.solve.finalists.candidate import Candidate, single_stages
 from argosy.solve.finalists.incumbents import Incumbents
 from argosy.solve.finalists.judge import Judge
-from argosy.solve.finalists.uniform import uniform_candidates
 from argosy.solve.finalists.verdict import ExactTrial, Verdict, certify
 from argosy.solve.narrower import NarrowerSearches
 from argosy.solve.proof import Proof, widest_proof
@@ -114,6 +113,7 @@ class PoolSearch:
         self.finished: Proof = (0.0, (), 1, True)
         """The last proof that was completed, at first that of level 1."""
         self.proofs: list[Proof] = []  # of level 1, one for each of the units that it searched
+        self.proven: dict[Scope, float] = {}  # their bounds, which level 2 may not reach
         self.units = self.settings.units or next(iter(granularities(self.pools)))
 
     def run(self) -> Plan:
@@ -196,9 +196,12 @@ class PoolSearch:
 
     def _add_proofs(self) -> None:
         """Add what level 1 has proven of these units, without and with groups across nodes."""
-        if self.scope(self.units).spanning:
+        scope = self.scope(self.units)
+        if scope.spanning:
             self.proofs.append((self._bound(spans=False), self.units, 1, False))
+            self.proven[spanning.inside_nodes(scope)] = self._bound(spans=False)
         self.proofs.append((self.bound, self.units, 1, True))
+        self.proven[scope] = self.bound
 
     def _may_fit(self, units: Vector) -> bool:
         """Return whether a finer granularity is worth searching, if a coarser one has no plan."""
@@ -470,11 +473,6 @@ class PoolSearch:
             )
         self.incumbents.add(verdict.winner)
 
-    def uniform_pipelines(self, most: int) -> list[Candidate]:
-        """Return uniform pipelines of different sorts, fast or slow."""
-        job = self.prices, self.incumbents.judge, self.shapes, self.scope(self.units)
-        return uniform_candidates(*job, math.inf, most)
-
     def finish(self) -> Plan:
         """Return the best plan that was simulated, with its certificate.
 
@@ -488,6 +486,7 @@ class PoolSearch:
             bound, self.units, self.level, spans = self.finished
         scope = self.scope(self.units)
         scope = scope if spans else spanning.inside_nodes(scope)
+        bound = max(bound, min(self.proven.get(scope, 0.0), self.incumbents.best))
         bounds, trial = (bound, self.free_bound), self.incumbents.trial
         plan = certify(verdict, self.incumbents.found, bounds, trial, scope)
         plan = self.narrower.covered(plan, verdict.winner.plan)
