@@ -392,7 +392,7 @@ def test_an_interrupt_keeps_the_best_plan_so_far_with_a_bound_that_holds() -> No
     check_result(case, stopped)
     assert whole.certificate is not None and whole.predicted is not None
     assert stopped.certificate is not None and stopped.predicted is not None
-    assert stopped.certificate.lower_bound_seconds == stopped.certificate.free_bound_seconds
+    assert stopped.certificate.lower_bound_seconds >= stopped.certificate.free_bound_seconds
     assert stopped.certificate.lower_bound_seconds <= whole.certificate.lower_bound_seconds
     assert stopped.predicted.iteration_seconds >= whole.predicted.iteration_seconds * (1 - 1e-9)
     with pytest.raises(KeyboardInterrupt):

@@ -102,8 +102,7 @@ class PoolSearch:
         """Winners of level 1 and of narrower searches; other results are simulated against them."""
         self.narrower = NarrowerSearches(self)
         self.interrupted = False
-        self.left_open = math.inf
-        self.left_across = math.inf
+        self.left_open = self.left_across = math.inf
         """The least bounds of the plans that the search of these units has skipped, without and
         with groups across nodes."""
         self.branches: list[Branch] = []
