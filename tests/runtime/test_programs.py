@@ -19,6 +19,7 @@ from runtime.program_cases import (
 )
 from runtime.rank_pool import RankPool
 
+from argosy.errors import InputError
 from argosy.plan.file import loads_plan
 
 DRAWN = {
@@ -53,6 +54,8 @@ MIXED = {
     "loss_over_its_own_mean": r"in the loss, which changes a buffer depending on the samples",
 }
 """Programs that no plan may divide: refused with replicas or micro-batches, trained otherwise."""
+NOT_GROUPED = {"experts_of_limited_capacity": "expected numbers in proportion to the samples"}
+"""Programs of which no plan for a tensor-parallel group can be written, with the reason."""
 REFUSED = {
     "connectionist_temporal": "do not depend on the contents of tensors",
     "experts_by_a_threshold": "in a module inside the model.*routed.0 reads a number that",
@@ -110,6 +113,10 @@ SAVING = (
 
 def check(ranks: RankPool, name: str, way: str) -> None:
     prepared(name)
+    if way == "group" and name in NOT_GROUPED:
+        with pytest.raises(InputError, match=NOT_GROUPED[name]):
+            plan_for(name, way)
+        return
     plan = plan_for(name, way) if way not in WAYS and name not in REFUSED else None
     wanted = REFUSED.get(name) or (
         MIXED.get(name) if way in ("replicas", "stages", "saving") else None
