@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any, cast
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ class Shards:
     """A stand-in for a layer's weights that records what happens to them."""
 
     sizes = (1, 1)
+    known = torch.ones(1)
 
     def __init__(self, index: int, num_bytes: int, told: list[str], level: int) -> None:
         self.index, self.num_bytes, self.told, self.level = index, num_bytes, told, level
@@ -52,7 +54,8 @@ class Shards:
 
     def let_go(self) -> None: ...
 
-    def settle(self) -> None:
+    def settle(self, counts: list[float]) -> None:
+        assert counts == [1.0]
         self.told.append(f"settle {self.index}")
 
     @property

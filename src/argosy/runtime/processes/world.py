@@ -22,10 +22,13 @@ from argosy.runtime.processes.ranks import devices_by_rank
 
 PATIENCE = datetime.timedelta(minutes=10)
 """The time that a rank waits for another that sends nothing and has not ended."""
-_SETTINGS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-"""Settings that must be in the environment before CUDA starts. They give each stream a GPU queue of
-its own: a waiting receive of NCCL blocks all streams of its queue, and the sender may wait for one
-of these."""
+_SETTINGS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "TORCH_NCCL_HIGH_PRIORITY": "1"}
+"""Settings that must be in the environment before CUDA starts.
+
+The first gives each stream a GPU queue of its own: a waiting receive of NCCL blocks all streams of
+its queue, and the sender may wait for one of these. The second lets collectives begin before
+kernels of layers that are queued already.
+"""
 _SHARED_SETTINGS = {"NCCL_MAX_CTAS": "4"}
 """Further settings if ranks share a GPU: waiting kernels of NCCL must leave processors to those
 that compute."""

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_map
 
 from argosy.cost.memory import times_whole
 from argosy.cost.scatter import travel_beside
-from argosy.runtime.weights.sharding import ShardSet, begin_scatters
+from argosy.runtime.weights.sharding import ShardSet, begin_scatters, settle_all
 from argosy.schedule import ActionKind
 
 
@@ -132,8 +132,9 @@ class WeightGate:
         if self.following is not ActionKind.FORWARD:
             self._add_up()
         if self.following is None:  # an update may come next, and change what was gathered
-            for shards in itertools.chain.from_iterable(self.sets):
-                shards.settle()
+            sets = list(itertools.chain.from_iterable(self.sets))
+            settle_all(sets)
+            for shards in sets:
                 shards.discard()
 
     def _release(self, index: int) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from argosy.runtime.stages.parameters import Weight
 from argosy.runtime.weights.overlap import GradientEvents, GradientSum, Summand
 from argosy.runtime.weights.powersgd import FactoredSum
-from argosy.runtime.weights.sharding import ShardSet, scatter_all
+from argosy.runtime.weights.sharding import ShardSet, gather_all, scatter_all
 from argosy.runtime.weights.summing import Way, is_on_device
 
 
@@ -128,9 +128,7 @@ class Gradients:
 
     def after_update(self) -> None:
         """Gather the rows that other ranks have updated."""
-        for shards in self.shards:
-            if shards.level < 3:
-                shards.gather()
+        gather_all([shards for shards in self.shards if shards.level < 3])
 
     def clear(self) -> None:
         for parameter in self.parameters():

@@ -24,6 +24,7 @@ their own.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -104,6 +105,8 @@ class ShardSet:
         """By shard, how many gradients the members had since the last ``settle``."""
         self.had: list[bool] = []
         """By shard, whether it had a gradient before."""
+        self.flags: dict[tuple[bool, ...], Tensor] = {}
+        """By which shards have a gradient, the numbers that are sent along (4)."""
 
     def _pack(self, tensors: Sequence[Tensor], known: Tensor) -> Tensor:
         """Return whole tensors as one vector, member by member, each part followed by flags for the
@@ -137,24 +140,23 @@ class ShardSet:
         if self.known is None:
             self.had = [shard.own.grad is not None for shard in self.shards]
         self.known = known.clone() if self.known is None else self.known + known
-        at = 0
-        for shard in self.shards:
-            rows = part[at : at + shard.own.numel()].view_as(shard.own).to(shard.own.dtype)
-            at += shard.own.numel()
+        sizes = [shard.own.numel() for shard in self.shards]
+        arrived = part[: sum(sizes)].split(sizes)
+        sums, summands = [], []
+        for shard, numbers in zip(self.shards, arrived, strict=True):
+            rows = numbers.view_as(shard.own).to(shard.own.dtype)
             if shard.own.grad is None:
-                shard.own.grad = rows.clone()
+                shard.own.grad = rows  # a view of the part, which nothing else uses
             else:
-                shard.own.grad += rows
+                sums.append(shard.own.grad)
+                summands.append(rows)
+        if sums:
+            torch._foreach_add_(sums, summands)
 
-    def settle(self) -> None:
-        """Take away gradients of weights for which no member had one (4).
-
-        The host waits here for the device, so this is called once for several backwards.
-        """
-        if self.known is None:
-            return
-        await_device(self.known.device, _SCATTERING)
-        for shard, had, count in zip(self.shards, self.had, self.known.tolist(), strict=True):
+    def settle(self, counts: Sequence[float]) -> None:
+        """Take away gradients of weights for which no member had one (4); ``counts`` has the
+        numbers in ``known``."""
+        for shard, had, count in zip(self.shards, self.had, counts, strict=True):
             if not (had or count):
                 shard.own.grad = None
         self.known = None
@@ -164,9 +166,18 @@ class ShardSet:
         arrive."""
         parameters = [shard.weight.parameter for shard in self.shards]
         whole = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        known = whole[0].new_tensor([float(p.grad is not None) for p in parameters])
+        known = self._flags(tuple(p.grad is not None for p in parameters), whole[0])
         self.let_go(all_of_them=False)
         return self._pack(whole, known)
+
+    def _flags(self, has_gradient: tuple[bool, ...], like: Tensor) -> Tensor:
+        """Return which weights have a gradient, as numbers on the device of ``like``.
+
+        They are kept, because copying them to a GPU makes the host wait for it.
+        """
+        if has_gradient not in self.flags:
+            self.flags[has_gradient] = like.new_tensor([float(has) for has in has_gradient])
+        return self.flags[has_gradient]
 
     def let_go(self, *, all_of_them: bool = True) -> None:
         """Free whole gradients: of weights that this set has all of, or of all weights."""
@@ -190,9 +201,8 @@ class ShardSet:
         dtype = functools.reduce(torch.promote_types, [rows.dtype for rows in own])
         whole = torch.empty(sum(self.sizes), dtype=dtype, device=own[0].device)
         at = offsets(self.sizes)[self.shards[0].member]
-        for rows in own:
-            whole[at : at + rows.numel()] = rows.reshape(-1)
-            at += rows.numel()
+        count = self.sizes[self.shards[0].member]
+        torch.cat([rows.reshape(-1) for rows in own], out=whole[at : at + count])
         with in_contact(_GATHERING):
             self.arriving = whole, self.way.begin_fill(whole, self.sizes)
 
@@ -211,15 +221,18 @@ class ShardSet:
             for shard in self.shards:
                 data = shard.weight.parameter.data
                 data.untyped_storage().resize_(data.numel() * data.element_size())
-        at = 0
-        for member in range(len(self.sizes)):
-            for shard in self.shards:
-                count = shard.elements(member)
-                # .data is used because autograd keeps the weight from the forward and must not
-                # treat this as a change.
-                rows = shard.rows(shard.weight.parameter.data, member)
-                rows.copy_(whole[at : at + count].view_as(rows))
-                at += count
+        places = [
+            # .data is used because autograd keeps the weight from the forward and must not
+            # treat this as a change.
+            shard.rows(shard.weight.parameter.data, member)
+            for member in range(len(self.sizes))
+            for shard in self.shards
+        ]
+        parts = whole.split([rows.numel() for rows in places])
+        # One call for all, since a launch takes longer than copying the rows of a small weight.
+        torch._foreach_copy_(
+            places, [part.view_as(rows) for part, rows in zip(parts, places, strict=True)]
+        )
 
     def discard(self) -> None:
         """Wait for a gather that was begun for a layer which then did not run, and drop it."""
@@ -244,6 +257,21 @@ def begin_scatters(sets: Sequence[ShardSet]) -> None:
         shards.let_go()
 
 
+def settle_all(sets: Sequence[ShardSet]) -> None:
+    """Take away gradients that no member of a set had, after one or several backwards.
+
+    The host waits here for the device, once for all sets.
+    """
+    counted = [(shards, shards.known) for shards in sets if shards.known is not None]
+    if not counted:
+        return
+    known = torch.cat([counts for _, counts in counted])
+    await_device(known.device, _SCATTERING)
+    numbers = iter(known.tolist())
+    for shards, counts in counted:
+        shards.settle(list(itertools.islice(numbers, counts.numel())))
+
+
 def scatter_all(sets: Sequence[ShardSet]) -> None:
     """Add up the gradients of sets that may have regions of the same weights, one set at a time."""
     for shards in sets:
@@ -251,4 +279,13 @@ def scatter_all(sets: Sequence[ShardSet]) -> None:
         shards.end_scatter()
     for shards in sets:
         shards.let_go()
-        shards.settle()
+    settle_all(sets)
+
+
+def gather_all(sets: Sequence[ShardSet]) -> None:
+    """Gather the rows of all sets, each while those of the set before it are put in place."""
+    for shards, following in itertools.zip_longest(sets, sets[1:]):
+        shards.begin_gather()
+        if following is not None:
+            following.begin_gather()
+        shards.gather()
