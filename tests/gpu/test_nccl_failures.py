@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,7 +46,7 @@ def test_a_rank_that_stops_answering_is_reported_by_the_others(tmp_path: Path) -
     need_ranks(2)
     done = _run(tmp_path, Path(__file__).parent / "programs_that_stop.py", "--patience", "8")
     assert done.returncode == 4, done.stderr
-    assert "lost contact in step 2" in done.stderr
+    assert re.search("lost contact .* 8 s", done.stderr), done.stderr
 
 
 def test_an_elastic_run_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:

@@ -71,6 +71,8 @@ def test_the_plan_s_choice_is_taken(
             num_micro_batches=4,
         ),
         Case(model="routed", shares=((1, 1), (2,)), num_micro_batches=2),
+        Case(model="routed", shares=((1, 1), (2,)), num_micro_batches=2, zero=1),
+        Case(shares=((3, 1), (1, 3)), num_micro_batches=4, zero=1),
     ],
     ids=str,
 )
@@ -92,19 +94,24 @@ class Doubled:
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         self.log.append(vector.numel())
-        return _Doubling(self, vector)
+        return _Doubling(self, [vector])
+
+    def begin_each(self, tensors: list[torch.Tensor]) -> Any:
+        assert all(tensor.is_contiguous() for tensor in tensors)
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        self.log.append(sum(tensor.numel() for tensor in tensors))
+        return _Doubling(self, tensors)
 
 
 class _Doubling:
-    def __init__(self, way: Doubled, vector: torch.Tensor) -> None:
-        self.way, self.vector = way, vector
+    def __init__(self, way: Doubled, tensors: list[torch.Tensor]) -> None:
+        self.way, self.tensors = way, tensors
 
     def wait(self) -> None:
         self.way.under_way -= 1
-        self.vector.mul_(3)
-
-    def is_completed(self) -> bool:
-        return False
+        for tensor in self.tensors:
+            tensor.mul_(3)
 
 
 def _weights(parameters: list[nn.Parameter]) -> list[Summand]:
@@ -114,8 +121,9 @@ def _weights(parameters: list[nn.Parameter]) -> list[Summand]:
     ]
 
 
+@pytest.mark.parametrize("in_place", [False, True])
 def test_gradients_are_summed_in_buckets_and_those_that_nobody_has_stay_away(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, in_place: bool
 ) -> None:
     """With buckets of three numbers, of which many are under way."""
     monkeypatch.setattr(overlap, "BUCKET_BYTES", 24)
@@ -125,15 +133,25 @@ def test_gradients_are_summed_in_buckets_and_those_that_nobody_has_stay_away(
     for number, parameter in enumerate(parameters[:-1]):
         parameter.grad = torch.full_like(parameter, number)
     way: Any = Doubled()
-    GradientSum(way, _weights(parameters), set(), is_early=False).finish()
+    on_device = way if in_place else None
+    GradientSum(way, _weights(parameters), set(), on_device=on_device).finish()
     assert way.under_way == 0
-    assert way.most == MOST_BUCKETS + 1, "and who has a gradient at all"
+    limit = 24 if in_place else MOST_BUCKETS
+    assert way.most == limit + 1, "and who has a gradient at all"
     assert [float(p.grad[0]) for p in parameters[:-1] if p.grad is not None] == [
         3 * n for n in range(23)
     ]
     assert parameters[-1].grad is None
     frozen = [nn.Parameter(torch.ones(1), requires_grad=False)]
-    GradientSum(way, _weights(frozen), set(), is_early=False).finish()
+    GradientSum(way, _weights(frozen), set()).finish()
+
+
+def test_a_gradient_in_pieces_is_summed_as_a_copy() -> None:
+    weight = nn.Parameter(torch.ones(2, 3).t())
+    weight.grad = torch.arange(6.0).view(2, 3).t()
+    way: Any = Doubled()
+    GradientSum(way, _weights([weight]), set(), on_device=way).finish()
+    assert weight.grad.equal(3 * torch.arange(6.0).view(2, 3).t())
 
 
 def test_sums_begin_in_a_fixed_order_during_the_last_backward(
@@ -144,7 +162,7 @@ def test_sums_begin_in_a_fixed_order_during_the_last_backward(
     monkeypatch.setattr(overlap, "BUCKET_BYTES", 8)
     parameters = [nn.Parameter(torch.ones(size)) for size in (4, 5, 2, 3)]
     way: Any = Doubled()
-    summing = GradientSum(way, _weights(parameters), set(), is_early=True)
+    summing = GradientSum(way, _weights(parameters), set(), on_device=way, is_early=True)
     seen: list[list[int]] = []
 
     def backward(used: list[nn.Parameter]) -> None:

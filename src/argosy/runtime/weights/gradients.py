@@ -11,15 +11,15 @@ With g the gradient of the whole batch's mean loss, each weight counted once:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from argosy.runtime.stages.parameters import Weight
-from argosy.runtime.weights.overlap import GradientEvents, GradientSum, Summand
+from argosy.runtime.weights.overlap import EarlyBuckets, GradientEvents, GradientSum, Summand
 from argosy.runtime.weights.powersgd import FactoredSum
-from argosy.runtime.weights.sharding import ShardSet, gather_all, scatter_all
+from argosy.runtime.weights.sharding import ShardSet, finish_scatters, gather_all
 from argosy.runtime.weights.summing import Way, is_on_device
 
 
@@ -54,16 +54,19 @@ class Gradients:
                 held = [summand.weight for summand in summands]
                 self.sums.append(FactoredSum(way, held, powersgd, ranks.index(rank), len(ranks)))
             elif way is not None:
-                is_early = not shards and self._is_early(way, summands)
-                self.sums.append(GradientSum(way, summands, self.filled, is_early=is_early))
+                on_device = way if is_on_device(way) else None
+                is_early = on_device is not None and not shards and _has_one_stage(summands)
+                self.sums.append(
+                    GradientSum(way, summands, self.filled, on_device=on_device, is_early=is_early)
+                )
+        self.scattered = [shard_set for shard_set in shards if shard_set.level == 1]
+        """The sets whose gradients are scattered once per step."""
+        self.orders = list(_scattered_early(self.scattered))
 
     @property
     def factored(self) -> list[FactoredSum]:
         """Return the sums by PowerSGD, which keep errors from step to step."""
         return [gradient_sum for gradient_sum in self.sums if isinstance(gradient_sum, FactoredSum)]
-
-    def _is_early(self, way: Way, summands: Sequence[Summand]) -> bool:
-        return len(summands[0].weight.stages) == 1 and is_on_device(way)
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters that the optimizer updates."""
@@ -74,15 +77,17 @@ class Gradients:
     def reduce(self) -> None:
         """Sum gradients over their holders by (1)."""
         # Gradients of higher levels have been sent after every backward.
-        scatter_all([shards for shards in self.shards if shards.level == 1])
+        finish_scatters(self.scattered)
+        for order in self.orders:
+            order.reset()
         for gradient_sum in self.sums:
             gradient_sum.finish()
         self.filled.clear()
 
     def close(self) -> None:
         """Release the weights, since another plan has other sums."""
-        for gradient_sum in self.sums:
-            gradient_sum.close()
+        for order in (*self.sums, *self.orders):
+            order.close()
 
     def events(self, added: Callable[[int], None]) -> GradientEvents:
         """Return the functions that an executor calls as gradients add up."""
@@ -92,13 +97,13 @@ class Gradients:
 
     def before_last_backward(self, stage: int) -> None:
         """Prepare sums for the last backward of a stage in this step."""
-        for gradient_sum in self.sums:
-            gradient_sum.before_last_backward(stage)
+        for order in (*self.sums, *self.orders):
+            order.before_last_backward(stage)
 
     def after_last_backward(self, stage: int) -> None:
         """Begin sums of a stage whose gradients of this step have all been added up."""
-        for gradient_sum in self.sums:
-            gradient_sum.after_last_backward(stage)
+        for order in (*self.sums, *self.orders):
+            order.after_last_backward(stage)
 
     def square_sum(self, device: torch.device) -> Tensor:
         """Return this rank's part of the square of (2)."""
@@ -133,3 +138,22 @@ class Gradients:
     def clear(self) -> None:
         for parameter in self.parameters():
             parameter.grad = None
+
+
+def _has_one_stage(summands: Sequence[Summand]) -> bool:
+    return len(summands[0].weight.stages) == 1
+
+
+def _scattered_early(sets: Sequence[ShardSet]) -> Iterator[EarlyBuckets]:
+    """Yield the orders in which a GPU begins to scatter gradients of ZeRO 1 during the last
+    backward, by stage and by the ranks that divide the weights."""
+    by_stage: dict[tuple[int, Way], list[ShardSet]] = {}
+    for shards in sets:
+        if is_on_device(shards.way) and shards.has_whole_weights:
+            stage = shards.shards[0].summand.weight.stages[0]
+            by_stage.setdefault((stage, shards.way), []).append(shards)
+    for (stage, _), own in by_stage.items():
+        last_first = own[::-1]
+        weights = [[shard.summand.parameter for shard in shards.shards] for shards in last_first]
+        begins = [shards.begin_scatter for shards in last_first]
+        yield EarlyBuckets(stage, weights, begins, is_early=True)

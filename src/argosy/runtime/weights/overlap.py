@@ -5,12 +5,16 @@ layer to the first, so that all holders begin them in the same order:
 
     (1)  bucket b begins once its weights have their gradients of the step's last micro-batch, and
          b - 1 has begun
-    (2)  at most ``MOST_BUCKETS`` are in flight; if there are more, the backward does not wait, and
-         the next bucket is tried again later
+    (2)  on a GPU gradients are summed in place, tensor by tensor, in one call per bucket; elsewhere
+         as one vector, with at most ``MOST_BUCKETS`` in flight
     (3)  when the last backward of the stage is over, the rest begins: a weight without a gradient
          counts as zeros
     (4)  the number of holders that have a gradient of a weight is summed last; if it is zero, the
          weight has no gradient
+
+A host queues the kernels of a backward long before a GPU runs them. So sums that wait until earlier
+ones are over, as far as the host can see, would all begin behind the backward; those in place need
+no memory, and need not wait.
 
 A backend that sums on the host's cores (gloo) would take them from the backward, so with it all
 buckets begin by (3).
@@ -18,6 +22,8 @@ buckets begin by (3).
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,10 +35,11 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from argosy.cost.regions import Region, volume
 from argosy.runtime.communication.boxes import HeldPart, rows
+from argosy.runtime.communication.collectives import Pending
 from argosy.runtime.communication.ledger import BUCKET_BYTES, MOST_BUCKETS
 from argosy.runtime.processes.world import await_device
 from argosy.runtime.stages.parameters import Weight
-from argosy.runtime.weights.summing import PendingSum, Way
+from argosy.runtime.weights.summing import RingSum, Way
 
 _Item = TypeVar("_Item")
 
@@ -82,92 +89,135 @@ class Summand(NamedTuple):
         return self.of(self.parameter.grad)
 
 
+class EarlyBuckets:
+    """Buckets of weights that begin during the last backward of a stage, by (1) and (3)."""
+
+    def __init__(
+        self,
+        stage: int,
+        buckets: Sequence[Sequence[nn.Parameter]],
+        begins: Sequence[Callable[[], object]],
+        *,
+        is_early: bool,
+    ) -> None:
+        """Prepare for ``begins`` to be called, one for each bucket, in order; without ``is_early``
+        only by ``begin_rest``."""
+        self.stage, self.begins, self.is_early = stage, begins, is_early
+        self.buckets = [frozenset(bucket) for bucket in buckets]
+        self.begun = 0
+        self.missing: set[Tensor] | None = None
+        """Weights that do not have their last gradient yet; None before the last backward."""
+        weights = [weight for bucket in buckets for weight in bucket] if is_early else []
+        self.hooks = [
+            weight.register_post_accumulate_grad_hook(self._arrived) for weight in weights
+        ]
+
+    def close(self) -> None:
+        """Remove the hooks from the weights."""
+        for hook in self.hooks:
+            hook.remove()
+
+    def before_last_backward(self, stage: int) -> None:
+        if self.is_early and stage == self.stage:
+            self.missing = set(itertools.chain.from_iterable(self.buckets))
+
+    def after_last_backward(self, stage: int) -> None:
+        if self.is_early and stage == self.stage:
+            self.begin_rest()
+
+    def _arrived(self, weight: Tensor) -> None:
+        """Begin buckets whose gradients are complete, by (1)."""
+        if self.missing is None:
+            return
+        self.missing.discard(weight)
+        while self.begun < len(self.buckets) and self.missing.isdisjoint(self.buckets[self.begun]):
+            self._begin()
+
+    def _begin(self) -> None:
+        self.begun += 1
+        self.begins[self.begun - 1]()
+
+    def begin_rest(self) -> None:
+        """Begin all remaining buckets (3)."""
+        while self.begun < len(self.buckets):
+            self._begin()
+
+    def reset(self) -> None:
+        """Prepare for the next step."""
+        self.begun, self.missing = 0, None
+
+
 class _Bucket(NamedTuple):
     """Gradients that are being summed together."""
 
     gradients: list[Tensor]
-    total: Tensor
-    pending: PendingSum
+    summed: Sequence[Tensor]
+    """The gradients themselves, or copies that are summed instead."""
+    pending: Pending
 
 
 class GradientSum:
     """The sum over the ranks that hold the same weights, of the gradients of these weights."""
 
     def __init__(
-        self, way: Way, summands: Sequence[Summand], filled: set[Tensor], *, is_early: bool
+        self,
+        way: Way,
+        summands: Sequence[Summand],
+        filled: set[Tensor],
+        *,
+        on_device: RingSum | None = None,
+        is_early: bool = False,
     ) -> None:
         """Prepare a sum.
 
-        ``is_early`` makes it begin during the last backward of the weights' only stage. ``filled``
-        holds the weights whose gradients a sum of this rank has filled with zeros in this step.
+        ``on_device`` is the way if it sums on a GPU, in place. ``is_early`` makes the sum begin
+        during the last backward of the weights' only stage. ``filled`` holds the weights whose
+        gradients a sum of this rank has filled with zeros in this step.
         """
-        self.way = way
-        self.stage = summands[0].weight.stages[0]
-        self.is_early = is_early
+        self.way, self.on_device = way, on_device
         self.filled = filled
         trained = [summand for summand in summands if summand.parameter.requires_grad]
         self.parameters = [summand.parameter for summand in trained]
-        self.buckets = in_buckets(trained[::-1], Summand.size)
-        self.hooks = [
-            parameter.register_post_accumulate_grad_hook(self._arrived)
-            for parameter in self.parameters
-            if is_early
-        ]
-        self._reset()
-
-    def _reset(self) -> None:
-        self.missing: set[Tensor] | None = None
-        """Weights that do not have their last gradient yet; None before the last backward."""
+        buckets = in_buckets(trained[::-1], Summand.size)
+        weights = [[summand.parameter for summand in bucket] for bucket in buckets]
+        stage = summands[0].weight.stages[0]
+        begins = [functools.partial(self._begin, bucket) for bucket in buckets]
+        self.order = EarlyBuckets(stage, weights, begins, is_early=is_early)
         self.known: Tensor | None = None
         """For each weight, whether this rank has a gradient of it; None until all buckets have
         begun."""
-        self.begun = 0
         self.under_way: deque[_Bucket] = deque()
 
     def close(self) -> None:
         """Remove the hooks of this sum from the weights."""
-        for hook in self.hooks:
-            hook.remove()
+        self.order.close()
 
     def before_last_backward(self, stage: int) -> None:
-        if self.is_early and stage == self.stage:
-            self.missing = set(self.parameters)
+        self.order.before_last_backward(stage)
 
     def after_last_backward(self, stage: int) -> None:
-        if self.is_early and stage == self.stage and self.parameters:
+        if self.order.is_early and stage == self.order.stage and self.parameters:
             self._begin_rest()
 
-    def _arrived(self, parameter: Tensor) -> None:
-        """Begin buckets whose gradients are complete, by (1) and (2)."""
-        if self.missing is None:
+    def _begin(self, bucket: Sequence[Summand]) -> None:
+        gradients = [gradient for summand in bucket for gradient in summand.gradients()]
+        if self.on_device is not None:
+            # All holders send the same tensors, also if only some of them have one in pieces.
+            summed = [gradient.contiguous() for gradient in gradients]
+            self.under_way.append(_Bucket(gradients, summed, self.on_device.begin_each(summed)))
             return
-        self.missing.discard(parameter)
-        while self.begun < len(self.buckets) and self._is_there(self.buckets[self.begun]):
-            while self.under_way and self.under_way[0].pending.is_completed():
-                self._finish_oldest()
-            if len(self.under_way) == MOST_BUCKETS:
-                return
-            self._begin()
-
-    def _is_there(self, bucket: Sequence[Summand]) -> bool:
-        return self.missing is not None and self.missing.isdisjoint(
-            summand.parameter for summand in bucket
-        )
-
-    def _begin(self) -> None:
-        gradients = [
-            gradient for summand in self.buckets[self.begun] for gradient in summand.gradients()
-        ]
-        self.begun += 1
+        if len(self.under_way) == MOST_BUCKETS:
+            self._finish_oldest()
         total = _flatten_dense_tensors(gradients)
-        self.under_way.append(_Bucket(gradients, total, self.way.begin(total)))
+        parts = _unflatten_dense_tensors(total, gradients)
+        self.under_way.append(_Bucket(gradients, parts, self.way.begin(total)))
 
     def _finish_oldest(self) -> None:
         bucket = self.under_way.popleft()
         bucket.pending.wait()
-        sums = _unflatten_dense_tensors(bucket.total, bucket.gradients)
-        for gradient, total in zip(bucket.gradients, sums, strict=True):
-            gradient.copy_(total)
+        for gradient, total in zip(bucket.gradients, bucket.summed, strict=True):
+            if total is not gradient:
+                gradient.copy_(total)
 
     def _begin_rest(self) -> None:
         """Begin all remaining buckets (3)."""
@@ -177,10 +227,7 @@ class GradientSum:
                 self.filled.add(parameter)
         flags = [float(parameter not in self.filled) for parameter in self.parameters]
         self.known = torch.tensor(flags, device=self.parameters[0].device)
-        while self.begun < len(self.buckets):
-            if len(self.under_way) == MOST_BUCKETS:
-                self._finish_oldest()
-            self._begin()
+        self.order.begin_rest()
 
     def finish(self) -> None:
         """Wait for all sums, and remove gradients that no holder has (4)."""
@@ -197,7 +244,8 @@ class GradientSum:
         for parameter, holders in zip(self.parameters, self.known.tolist(), strict=True):
             if not holders:
                 parameter.grad = None
-        self._reset()
+        self.known = None
+        self.order.reset()
 
 
 def in_buckets(

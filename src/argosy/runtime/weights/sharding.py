@@ -186,6 +186,11 @@ class ShardSet:
                 shard.weight.parameter.grad = None
 
     @property
+    def has_whole_weights(self) -> bool:
+        """Return whether the members divide all that they hold of each weight."""
+        return all(shard.summand.regions is None for shard in self.shards)
+
+    @property
     def num_bytes(self) -> int:
         """Return the bytes of the whole weights."""
         parameters = [shard.weight.parameter for shard in self.shards]
@@ -221,18 +226,23 @@ class ShardSet:
             for shard in self.shards:
                 data = shard.weight.parameter.data
                 data.untyped_storage().resize_(data.numel() * data.element_size())
-        places = [
-            # .data is used because autograd keeps the weight from the forward and must not
-            # treat this as a change.
+        parts = whole.split([rows.numel() for rows in self.places])
+        # One call for all, since a launch takes longer than copying the rows of a small weight.
+        torch._foreach_copy_(
+            self.places, [part.view_as(rows) for part, rows in zip(parts, self.places, strict=True)]
+        )
+
+    @functools.cached_property
+    def places(self) -> list[Tensor]:
+        """Return the rows of the members in the whole weights, as views that stay valid while the
+        weights are freed and gathered again."""
+        # .data is used because autograd keeps the weight from the forward and must not treat a
+        # gather as a change.
+        return [
             shard.rows(shard.weight.parameter.data, member)
             for member in range(len(self.sizes))
             for shard in self.shards
         ]
-        parts = whole.split([rows.numel() for rows in places])
-        # One call for all, since a launch takes longer than copying the rows of a small weight.
-        torch._foreach_copy_(
-            places, [part.view_as(rows) for part, rows in zip(parts, places, strict=True)]
-        )
 
     def discard(self) -> None:
         """Wait for a gather that was begun for a layer which then did not run, and drop it."""
@@ -272,10 +282,15 @@ def settle_all(sets: Sequence[ShardSet]) -> None:
         shards.settle(list(itertools.islice(numbers, counts.numel())))
 
 
-def scatter_all(sets: Sequence[ShardSet]) -> None:
-    """Add up the gradients of sets that may have regions of the same weights, one set at a time."""
-    for shards in sets:
-        shards.begin_scatter()
+def finish_scatters(sets: Sequence[ShardSet]) -> None:
+    """Add up the gradients of sets that may have regions of the same weights.
+
+    A scatter that has not begun begins while those of the set before it are added up.
+    """
+    for shards, following in itertools.zip_longest(sets, sets[1:]):
+        for ready in (shards, following):
+            if ready is not None and ready.leaving is None:
+                ready.begin_scatter()
         shards.end_scatter()
     for shards in sets:
         shards.let_go()

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
+from typing import TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -46,19 +46,10 @@ Groups = Mapping[tuple[int, ...], dist.ProcessGroup | None]
 _PIECE_BYTES, _MOST_PIECES = 2**14, 64
 
 
-class PendingSum(Pending, Protocol):
-    """A sum that was begun."""
-
-    def is_completed(self) -> bool: ...
-
-
 class Done:
     """A sum or a fill that was complete as soon as it was begun."""
 
     def wait(self) -> None: ...
-
-    def is_completed(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True)
@@ -67,9 +58,16 @@ class RingSum:
 
     group: Group
 
-    def begin(self, vector: Tensor) -> PendingSum:
-        work: PendingSum | None = dist.all_reduce(vector, group=self.group, async_op=True)
+    def begin(self, vector: Tensor) -> Pending:
+        work: Pending | None = dist.all_reduce(vector, group=self.group, async_op=True)
         assert work is not None
+        return work
+
+    def begin_each(self, tensors: Sequence[Tensor]) -> Pending:
+        """Begin to sum tensors in place, as one call of the backend."""
+        group = self.group or dist.group.WORLD
+        assert group is not None
+        work: Pending = group.allreduce_coalesced(list(tensors), dist.AllreduceCoalescedOptions())
         return work
 
     def begin_scatter(self, vector: Tensor, sizes: Sequence[int]) -> PendingPart:
@@ -85,7 +83,7 @@ class RingSum:
 class SingleRank:
     """The sum of one rank, which has nothing to send."""
 
-    def begin(self, vector: Tensor) -> PendingSum:
+    def begin(self, vector: Tensor) -> Pending:
         return Done()
 
     def begin_scatter(self, vector: Tensor, sizes: Sequence[int]) -> PendingPart:
@@ -117,7 +115,7 @@ class Nodes:
     def firsts(self) -> tuple[int, ...]:
         return tuple(node[0] for node in self.nodes)
 
-    def begin(self, vector: Tensor) -> PendingSum:
+    def begin(self, vector: Tensor) -> Pending:
         if is_foreign(vector, self.group):
             host = vector.cpu()
             self.begin(host)
@@ -225,7 +223,7 @@ Way = RingSum | Nodes | SingleRank
 """A way in which ranks sum."""
 
 
-def is_on_device(way: Way | None) -> bool:
+def is_on_device(way: Way | None) -> TypeGuard[RingSum]:
     """Return whether a sum runs on the GPU beside its computation."""
     return isinstance(way, RingSum) and dist.get_backend(way.group) == "nccl"
 
