@@ -90,7 +90,7 @@ class Summand(NamedTuple):
 
 
 class EarlyBuckets:
-    """Buckets of weights that begin during the last backward of a stage, by (1) and (3)."""
+    """Begins buckets of weights during the last backward of a stage, by (1) and (3)."""
 
     def __init__(
         self,
