@@ -20,7 +20,7 @@ from argosy.errors import InfeasibleError
 from argosy.nbody.files.snapshot import read_snapshot
 from argosy.nbody.force.settings import GravitySettings
 from argosy.nbody.particles import Particles
-from argosy.nbody.planning.placement import place_on
+from argosy.nbody.planning.placement import place_as_planned, plan_on
 from argosy.nbody.processes.shared import PARTICLE_BYTES, SharedGravity
 
 FOUR = load_cluster("two-cards")
@@ -28,7 +28,7 @@ PAIR = """
 name = "pair"
 [[nodes]]
 name = "box"
-devices = [{ kind = "A100-80GB", count = 1 }, { kind = "RTX-2080Ti", count = 1, efficiency = 0.4 }]
+devices = [{ kind = "CPU-core", count = 1 }, { kind = "CPU-core", count = 1, efficiency = 0.4 }]
 intra = [{ medium = "nvlink", bandwidth = "600 GB/s", latency = "1 us" }]
 """
 
@@ -61,7 +61,7 @@ def held_after(
     """Particles on each of two ranks, force after force, from the domains of a box with these
     numbers of particles and of mesh cells per side."""
     positions = clustered(4000, 10.0, seed=7)
-    begin = place_on(cluster, *planned)
+    begin = place_as_planned(plan_on(cluster, *planned), *planned)
 
     def work(ranks: ThreadRanks, mesh_ranks: ThreadRanks) -> list[int]:
         mine = np.flatnonzero(np.arange(len(positions)) % 2 == ranks.rank)
@@ -89,21 +89,22 @@ def held_after(
 
 
 def test_a_run_begins_by_speed_and_goes_on_by_measurement(pair: Cluster) -> None:
-    # For a few thousand particles the slower card's launches would take longer than they save.
-    fast, slow = held_after(pair, [1.0, 4.0], 6, planned=(128**3, 256))
-    assert fast[0] > slow[0], "the faster card begins with more"
+    # For a few thousand particles the slower core's messages would take longer than they save.
+    fast, slow = held_after(pair, [1.0, 4.0], 6, planned=(64**3, 128))
+    assert fast[0] > slow[0], "the faster core begins with more"
     assert fast[-1] < slow[-1], "but turned out to be the slower one"
 
 
 def test_memory_of_the_cluster_binds_whatever_the_speed(pair: Cluster) -> None:
     mesh = 48.0 * 32**3
     small = (mesh + 1000 * PARTICLE_BYTES) / 0.9
-    first, second = held_after(with_memory(pair, small, 1e9), [16.0, 1.0], 6)
+    no_mesh = 4000 * 500 / 0.9  # all particles and their halos, but then no mesh
+    first, second = held_after(with_memory(pair, small, no_mesh), [16.0, 1.0], 6)
     limit = 0.9 * small / PARTICLE_BYTES
     assert max(first) <= limit
     assert first[-1] + second[-1] == 4000
     with pytest.raises(InfeasibleError, match="do not fit into the memory of pair"):
-        place_on(with_memory(pair, 1e5, 1e5), 4000, 32)
+        plan_on(with_memory(pair, 1e5, 1e5), 4000, 32)
 
 
 def test_a_run_on_a_cluster_is_the_same_run(
@@ -123,40 +124,27 @@ def test_a_run_on_a_cluster_is_the_same_run(
     )
     np.testing.assert_array_equal(other.positions, one.positions)
     capfd.readouterr()
-    plan, planned = tmp_path / "gravity.json", tmp_path / "planned"
-    mesh = ["--mesh", "32"]
-    assert (
-        argosy(
-            "nbody",
-            "plan",
-            "-c",
-            "two-cards",
-            "-n",
-            "16^3",
-            *mesh,
-            "--steps",
-            "1",
-            "-o",
-            str(plan),
-            "-q",
-        )
-        == 0
-    )
+    plan, no = tmp_path / "gravity.json", str(tmp_path / "no")
+    mesh = ("--mesh", "32")
+    planning = ("nbody", "plan", "-c", "two-cards", "-n", "16^3", *mesh, "--steps", "1")
+    assert argosy(*planning, "-o", str(plan)) == 0
+    content = json.loads(plan.read_text())
+    items = content["compared"][0]["ends"][-1]
+    divided = {"ends": [items // 2, items // 2, items - 9, items], "planes": [8, 0, 0, 24]}
+    plan.write_text(json.dumps(content | {"plan": {"name": "three of four", **divided}}))
+    planned = tmp_path / "planned"
     assert argosy(*common, "-o", str(planned), "--plan", str(plan), *mesh) == 0
+    parts = list((planned / "restart").rglob("*.hdf5"))
+    assert len(parts) == 3, "one process for each device that has work"
     assert (planned / "snapshot_000.hdf5").read_bytes() == (
         together / "snapshot_000.hdf5"
     ).read_bytes()
-    assert (
-        argosy(*common, "-o", str(tmp_path / "no"), "--plan", str(plan), "--cluster", "two-cards")
-        == 2
-    )
+    assert argosy(*common, "-o", no, "--plan", str(plan), "--cluster", "two-cards") == 2
     assert "--cluster cannot be combined with --plan" in capfd.readouterr().err
-    assert (
-        argosy(*common, "-o", str(tmp_path / "no"), "--cluster", "two-cards", "--processes", "3")
-        == 2
-    )
-    expected = 'error: --processes: found "3 processes", expected one for each of the 4 devices of two-cards'
-    assert capfd.readouterr().err.strip() == expected
+    assert argosy(*common, "-o", no, "--plan", str(plan), *mesh, "--processes", "4") == 2
+    expected = "one for each of the 3 devices of two-cards that have work"
+    message = f'error: --processes: found "4 processes", expected {expected}'
+    assert capfd.readouterr().err.strip() == message
     assert argosy(*common, "-o", str(tmp_path / "no"), "--device", "cuda:7") == 2
     assert "--device" in capfd.readouterr().err
     assert not (tmp_path / "no").exists()
@@ -164,8 +152,9 @@ def test_a_run_on_a_cluster_is_the_same_run(
 
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan for a box that is too large for one card."""
     path = tmp_path_factory.mktemp("gravity") / "gravity.json"
-    assert argosy("nbody", "plan", "-c", "two-cards", "--particles", "128^3", "-o", str(path)) == 0
+    assert argosy("nbody", "plan", "-c", "two-cards", "--particles", "448^3", "-o", str(path)) == 0
     return path
 
 
@@ -234,7 +223,7 @@ def test_cuts_are_compared_like_plans(capsys: pytest.CaptureFixture[str]) -> Non
             {"ends": [5, 4, 4, 4]},
             "plan.ends: found a list of 4, expected numbers that never fall, up to 4096",
         ),
-        ({"planes": [3, 4, 0, 0]}, "plan.planes: found 7 in all, expected 256 in all"),
+        ({"planes": [3, 4, 0, 0]}, "plan.planes: found 7 in all, expected 896 in all"),
         ({"colour": 1}, "plan.colour"),
     ],
 )

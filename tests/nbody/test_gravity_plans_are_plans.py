@@ -27,7 +27,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plan") / "gravity.json"
     assert (
         argosy(
-            "nbody", "plan", "-c", "two-cards", "-n", "64^3", "--steps", "1", "-o", str(path), "-q"
+            "nbody", "plan", "-c", "two-cards", "-n", "448^3", "--steps", "1", "-o", str(path), "-q"
         )
         == 0
     )

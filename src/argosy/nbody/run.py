@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 
-from argosy.cluster.topology import Cluster
 from argosy.document import make_folder, read_json
 from argosy.errors import bad_input, excluded, impossible
 from argosy.nbody.files.lightcone import LightCone, LightConeSettings
@@ -44,7 +43,7 @@ from argosy.nbody.motion.evolve import (
 )
 from argosy.nbody.particles import Box, Particles
 from argosy.nbody.planning.balance import Balancer
-from argosy.nbody.planning.placement import InitialPlacement, place_as_planned, place_on
+from argosy.nbody.planning.placement import InitialPlacement, place_as_planned
 from argosy.nbody.planning.plan_file import GravityPlan
 from argosy.nbody.processes.shared import Clock, SharedGravity, measured
 from argosy.nbody.ranks import Alone, Ranks, gather, total
@@ -117,11 +116,9 @@ class Processes:
     mesh_ranks: Ranks
     balance: bool = True
     clock: Clock = measured
-    cluster: Cluster | None = None
-    """The cluster whose devices the processes are, in order: its memory limits them, and its speeds
-    and links determine the initial domains."""
     plan: GravityPlan | None = None
-    """A plan, used instead of a cluster: its devices, and the initial domains."""
+    """The plan whose devices with work the processes are, in order: their memory limits them, and
+    the run begins with its domains."""
 
 
 # Called with the progress after every step.
@@ -146,10 +143,12 @@ def run_box(
     count = int(total(ranks, np.array([len(box.particles)]))[0])
     strength = box.cosmology.particle_gravity(box.size, count)
     steps = expansion_steps(box.expansion, settings.end, settings.steps, also=settings.snapshots)
+    plan = None if processes is None else processes.plan
+    begin = None if plan is None else place_as_planned(plan, count, settings.gravity.mesh_cells)
     shared = (
         None
-        if processes is None
-        else _shared(processes, box.size, count, strength, settings.gravity, device)
+        if processes is None or ranks.size == 1
+        else _shared(processes, begin, box.size, strength, settings.gravity, device)
     )
     engine = shared or _local(box.size, strength, settings.gravity, device)
     first = _begin(folder, box, settings, count, ranks)
@@ -286,8 +285,8 @@ def _light_cone(
 
 def _shared(
     processes: Processes,
+    begin: InitialPlacement | None,
     size: float,
-    count: int,
     strength: float,
     gravity: GravitySettings,
     device: str,
@@ -312,20 +311,11 @@ def _shared(
         )
         engine.sum_tree = _tree_on(device)
     engine.clock = processes.clock
-    if processes.plan is not None or processes.cluster is not None:
-        begin = _beginning(processes, count, gravity.mesh_cells)
+    if begin is not None:
         engine.parts, engine.planes, engine.balancer = begin.parts, begin.planes, begin.balancer
     elif processes.balance:
         engine.balancer = Balancer(capacity=(float("inf"),) * processes.ranks.size)
     return engine
-
-
-def _beginning(processes: Processes, count: int, mesh_cells: int) -> InitialPlacement:
-    """Return the initial domains of a plan or a cluster."""
-    if processes.plan is not None:
-        return place_as_planned(processes.plan, count, mesh_cells)
-    assert processes.cluster is not None
-    return place_on(processes.cluster, count, mesh_cells)
 
 
 def _tree_on(device: str) -> Callable[..., TreeForce]:

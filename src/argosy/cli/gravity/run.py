@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +20,6 @@ from argosy.cli.names import known_name
 from argosy.cli.options import Json, MeshCells, Quiet
 from argosy.cli.terminal import no_stdout, print_json, stdout_console
 from argosy.cluster.file import load_cluster
-from argosy.cluster.topology import Cluster
 from argosy.errors import RunError, bad_input, excluded, impossible, refused
 from argosy.plan.file import read_plan
 from argosy.units import TIME
@@ -122,42 +122,46 @@ class GravityRunOptions:
             "--processes",
             min=1,
             max=4096,
-            help="Start so many on this machine; by default one for each device of -c.",
+            help="Start so many on this machine; by default one for each device that has work.",
         ),
     ] = None
     cluster: Annotated[
         str | None,
         typer.Option(
-            "--cluster", "-c", help="Devices of the processes: memory, speeds to begin with."
+            "--cluster", "-c", help="Plan for this cluster, and run as argosy nbody plan says."
         ),
     ] = None
     plan: Annotated[
         Path | None,
         typer.Option(
-            "--plan", help="What argosy nbody plan -o wrote: its cluster's devices, cut as it says."
+            "--plan", help="A plan of argosy nbody plan -o, which assigns devices their parts."
         ),
     ] = None
     device: Annotated[
         str,
         typer.Option(
-            "--device", help="cpu, cuda, or auto: for each process what its device in --cluster is."
+            "--device", help="cpu, cuda, or auto: for each process what its device in the plan is."
         ),
     ] = "cpu"
     json: Json = False
     quiet: Quiet = False
 
-    def devices(self) -> Cluster | None:
-        """Return the cluster whose devices the processes are; None if none is named."""
-        planned = self.planned()
-        if planned is not None:
-            return planned.cluster
-        return None if self.cluster is None else load_cluster(self.cluster)
-
+    @cached_property
     def planned(self) -> GravityPlan | None:
-        """Return the gravity plan of ``--plan``; None if it is not given."""
+        """Return the plan of ``--plan``, or one for ``--cluster``; None without both."""
         from argosy.nbody.planning.plan_file import gravity_plan_from_document
 
-        return None if self.plan is None else gravity_plan_from_document(read_plan(self.plan))
+        if self.plan is not None:
+            return gravity_plan_from_document(read_plan(self.plan))
+        if self.cluster is None:
+            return None
+        from argosy.cli.gravity.commands import needs_extra
+
+        with needs_extra():
+            from argosy.nbody.files.snapshot import num_particles
+            from argosy.nbody.planning.placement import plan_on
+        count = num_particles(self.snapshot)
+        return plan_on(load_cluster(self.cluster), count, self.mesh_cells(count))
 
     def measured_energies(self, steps: int) -> int:
         """Return how often energy is measured.
@@ -175,10 +179,9 @@ class GravityRunOptions:
             return [self.device != "cpu"]
         from argosy.nbody.planning.pricing import is_cpu
 
-        where = self.devices()
-        if where is None:
+        if self.planned is None:
             raise refused("--device auto needs --cluster or --plan, which name the devices")
-        return [not is_cpu(device.kind) for device in where.devices]
+        return [not is_cpu(device.kind) for device in self.planned.ranks]
 
     def cone(self) -> LightConeSettings | None:
         """Return the settings of the light cone; None if none is requested."""
@@ -204,6 +207,19 @@ class GravityRunOptions:
         words = [text for name, value in named for text in (name, str(value))]
         return [*words, "--observer", *(str(part) for part in self.observer)]
 
+    def mesh_cells(self, count: int) -> int:
+        """Return the cells of the mesh per side.
+
+        By default a whole number per particle of a lattice: on other meshes the lattice causes
+        spurious waves.
+        """
+        from argosy.nbody.force.settings import accuracy_for
+
+        if self.mesh is not None:
+            return self.mesh
+        side = round(count ** (1 / 3))
+        return max(2, math.ceil(accuracy_for(self.force_error).least_mesh / side)) * side
+
     def gravity(self, box: float, count: int, processes: int) -> GravitySettings:
         """Return the settings of the force for a box."""
         from argosy.nbody.force.settings import Cloud, GravitySettings, accuracy_for
@@ -211,11 +227,8 @@ class GravityRunOptions:
         accuracy = accuracy_for(self.force_error)
         cloud = Cloud(known_name("--cloud", self.cloud, Cloud))
         side = count ** (1 / 3)
-        # A whole number of cells per particle of a lattice: on other meshes the lattice causes
-        # spurious waves.
-        cells = max(2, math.ceil(accuracy.least_mesh / round(side))) * round(side)
         settings = GravitySettings(
-            mesh_cells=cells if self.mesh is None else self.mesh,
+            mesh_cells=self.mesh_cells(count),
             softening=box / side / 30 if self.softening is None else self.softening,
             split_cells=accuracy.split_cells,
             cutoff_scales=accuracy.cutoff_scales,
@@ -235,10 +248,11 @@ def run(options: GravityRunOptions) -> None:
     """Simulate a box of particles to a later time.
 
     Runs on one process, on several of this machine (--processes), or on many machines under
-    torchrun. A run that was killed continues with --resume, to the same bits. With --cluster,
-    process i is the cluster's device i: none gets more than fits into its memory; the work is first
-    divided by the devices' speeds, then by measured ones. Forces are computed on the --device; if
-    only some processes have a GPU, these sum pairs there, and all build their tree on CPUs.
+    torchrun. A run that was killed continues with --resume, to the same bits. With --cluster or
+    --plan, the processes are the devices that have work in the plan, in the order of the cluster:
+    none gets more than fits into its memory; the work is first divided by the devices' speeds, then
+    by measured ones. Forces are computed on the --device; if only some processes have a GPU, these
+    sum pairs there, and all build their tree on CPUs.
 
     \b
     Examples:
@@ -252,27 +266,26 @@ def run(options: GravityRunOptions) -> None:
         raise impossible(f"start a run in {options.output}", "the folder contains a run", remedy)
     if options.cluster is not None and options.plan is not None:
         raise excluded("--cluster", "--plan, which has its own")
-    count = _count_processes(options.processes, options.devices())
+    count = _count_processes(options.processes, options.planned)
     if count > 1 and "RANK" not in os.environ:
         _start_processes(count, options)
     else:
         _evolve(options)
 
 
-def _count_processes(requested: int | None, where: Cluster | None) -> int:
-    """Return the number of processes; raise ``InputError`` unless each device of the cluster has
-    one."""
-    if where is None:
-        return requested or 1
+def _count_processes(requested: int | None, plan: GravityPlan | None) -> int:
+    """Return the number of processes.
 
-    started = (
-        int(os.environ["WORLD_SIZE"])
-        if "WORLD_SIZE" in os.environ
-        else requested or len(where.devices)
-    )
-    if started != len(where.devices):
-        expected = f"one for each of the {len(where.devices)} devices of {where.name}"
-        raise bad_input(expected, f"{started} processes", "--processes")
+    Raises ``InputError`` unless each device that the plan gives work has one.
+    """
+    if plan is None:
+        return requested or 1
+    needed, devices = len(plan.ranks), len(plan.cluster.devices)
+    started = int(os.environ.get("WORLD_SIZE", requested or needed))
+    if started != needed:
+        which = f"{needed} devices of {plan.cluster.name}"
+        which += " that have work" if needed < devices else ""
+        raise bad_input(f"one for each of the {which}", f"{started} processes", "--processes")
     return started
 
 
@@ -298,7 +311,7 @@ def _evolve(options: GravityRunOptions) -> None:
         )
         seconds = time.monotonic() - begin
     finally:
-        if group is not None:
+        if size > 1:
             leave_processes()
     if rank == 0:
         _conclude(options.output, final, seconds, json=options.json)
@@ -381,17 +394,15 @@ def _device(options: GravityRunOptions) -> str:
 
 
 def _processes(options: GravityRunOptions) -> Processes | None:
-    """Join the processes that torchrun started; return None if there is only one and no cluster."""
-    where, planned = options.devices(), options.planned()
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 and where is None:
+    """Join the processes that torchrun started; return None if there is only one and no plan."""
+    alone, plan = int(os.environ.get("WORLD_SIZE", "1")) == 1, options.planned
+    if alone and plan is None:
         return None
     from argosy.nbody.ranks import Alone, join_processes
     from argosy.nbody.run import Processes
 
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return Processes(ranks=Alone(), mesh_ranks=Alone(), cluster=where, plan=planned)
-    ranks, mesh_ranks = join_processes()
-    return Processes(ranks=ranks, mesh_ranks=mesh_ranks, cluster=where, plan=planned)
+    ranks, mesh_ranks = (Alone(), Alone()) if alone else join_processes()
+    return Processes(ranks=ranks, mesh_ranks=mesh_ranks, plan=plan)
 
 
 def _reporter(*, quiet: bool) -> Callable[[RunProgress], None] | None:

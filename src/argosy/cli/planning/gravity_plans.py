@@ -146,9 +146,8 @@ def report_gravity(
     title = f"simulating {plan.box.particles:.3g} particles on {where!r}"
     with progress(title, quiet=options.quiet):
         reasons = explain_step(where, plan.box, plan.plan)
-        prices = StepPrices(where, plan.box)
         compared = [
-            (domains.name, prices.priced(domains).step_seconds)
+            (domains.name, StepPrices.of(where, plan.box, domains).priced(domains).step_seconds)
             for domains in (plan.plan, *plan.compared)
         ]
     page = gravity_page(where, plan.box, reasons, compared, list(measured.items())).encode()

@@ -7,7 +7,8 @@ One step is a task graph: every device walks its tree, those with planes deposit
 pairs are summed while slabs are turned, and forces come back. Pairs wait for the halo. The mesh of
 a device and its pairs share the device, one after the other, except on a GPU beside CPUs, whose
 mesh has a core of the host (``pricing``); transfers run beside them. Devices that would only slow
-the step down are left out.
+the step down are left out, and what a device computes depends on the others that have work: GPUs
+without CPUs beside them compute the whole force.
 
 The result is compared with the usual cuts: equal counts, and counts by speed.
 """
@@ -35,8 +36,10 @@ from argosy.nbody.planning.pricing import (
     SENT_BYTES,
     STATE_BYTES,
     BoxWork,
+    Company,
     company_of,
     halo_particles,
+    is_cpu,
     rates,
 )
 from argosy.sim.engine.exact import simulate_exact
@@ -72,6 +75,11 @@ class Domains:
     name: str
     ends: Ends
     planes: tuple[int, ...]
+
+    @property
+    def working(self) -> Flags:
+        """Return which devices have particles or planes."""
+        return (np.diff((0, *self.ends)) > 0) | (np.array(self.planes) > 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,32 +117,22 @@ def plan_step(cluster: Cluster, box: BoxWork) -> StepPlan:
     They are compared with equal counts and counts by speed. Raises ``InfeasibleError`` if nothing
     fits or no step ends.
     """
-    prices = StepPrices(cluster, box)
+    everyone = StepPrices(cluster, box)
     ours = [
-        domains
+        (prices, domains)
+        for prices in everyone.companies()
         for active, planes in prices.choices()
         if (domains := prices.cut(active, planes)) is not None
     ]
     if not ours:
         parts = f"{box.particles} particles and a mesh of {box.mesh_cells}^3 cells"
         raise InfeasibleError(f"{parts} do not fit into the memory of {cluster.name}")
-    promising = sorted(ours, key=prices.estimate)[: max(2, _PLAYED // len(cluster.devices))]
-    everyone = prices.shared_planes(np.ones(len(cluster.devices)))
-    others = (
-        prices.priced(
-            Domains(
-                name="equal counts", ends=prices.by_count(np.ones(prices.size)), planes=everyone
-            )
-        ),
-        prices.priced(
-            Domains(
-                name="counts by speed", ends=prices.by_count(prices.pair_speed), planes=everyone
-            )
-        ),
-    )
+    ours.sort(key=lambda choice: choice[0].estimate(choice[1]))
+    promising = ours[: max(2, _PLAYED // everyone.size)]
+    others = everyone.usual_cuts()
     # If the network is the bottleneck, one of the usual cuts can be better: then it is the plan.
     finalists = [
-        *(prices.priced(domains) for domains in promising),
+        *(prices.priced(domains) for prices, domains in promising),
         *(priced for priced in others if all(priced.fits)),
     ]
     best = min(finalists, key=lambda priced: priced.step_seconds)
@@ -146,13 +144,16 @@ def plan_step(cluster: Cluster, box: BoxWork) -> StepPlan:
 
 
 class StepPrices:
-    """The seconds and bytes that any choice of domains needs on every device."""
+    """The seconds and bytes that choices of domains need on every device.
 
-    def __init__(self, cluster: Cluster, box: BoxWork) -> None:
+    They hold if the ``active`` devices have work, or others in the same company; by default all.
+    """
+
+    def __init__(self, cluster: Cluster, box: BoxWork, active: Flags | None = None) -> None:
         self.cluster, self.box, self.size = cluster, box, len(cluster.devices)
         per_cell = box.particles / box.mesh_cells**3
-        company = company_of(cluster.devices)
-        known = [rates(device, per_cell, company) for device in cluster.devices]
+        self.company = self._company(np.ones(self.size, bool) if active is None else active)
+        known = [rates(device, per_cell, self.company) for device in cluster.devices]
         self.start = np.array([rate.start for rate in known])
         self.pair_speed = np.array([rate.interactions for rate in known])
         self.tree_speed = np.array([rate.particles for rate in known])
@@ -164,14 +165,34 @@ class StepPrices:
         """Links between two devices, cached when they are looked up."""
         self.memory = np.array([_USABLE * device.kind.memory for device in cluster.devices])
 
-    def choices(self) -> Iterator[tuple[Flags, tuple[int, ...]]]:
-        """Yield the devices that take part, and their planes.
+    @classmethod
+    def of(cls, cluster: Cluster, box: BoxWork, domains: Domains) -> StepPrices:
+        """Return the prices among the devices that have work."""
+        return cls(cluster, box, domains.working)
 
-        The devices are all, a node, a kind, or the fastest 1, 2, 4, ...; any such group of those
-        that take part holds the mesh.
+    def _company(self, active: Flags) -> Company:
+        """Return the company that active devices are to each other."""
+        devices = self.cluster.devices
+        return company_of([device for device, works in zip(devices, active, strict=True) if works])
+
+    def companies(self) -> list[StepPrices]:
+        """Return the prices in every company that a group of devices can be, these first."""
+        known = {self.company: self}
+        for active in self._groups():
+            if self._company(active) not in known:
+                known[self._company(active)] = StepPrices(self.cluster, self.box, active)
+        return list(known.values())
+
+    def choices(self) -> Iterator[tuple[Flags, tuple[int, ...]]]:
+        """Yield the devices that take part in this company, and their planes.
+
+        The devices are all, all GPUs, all CPUs, a node, a kind, or the fastest 1, 2, 4, ...; any
+        such group of those that take part holds the mesh.
         """
         groups = self._groups()
         for active in groups:
+            if self._company(active) is not self.company:
+                continue
             for holders in groups:
                 if (holders <= active).all():
                     yield active, self.shared_planes(holders.astype(float))
@@ -180,7 +201,8 @@ class StepPrices:
         """Return the groups of devices, each once."""
         devices = self.cluster.devices
         order = np.argsort(-self.mesh_speed, kind="stable")
-        masks = [np.ones(self.size, bool)]
+        cpus = np.array([is_cpu(device.kind) for device in devices])
+        masks = [np.ones(self.size, bool), *(mask for mask in (~cpus, cpus) if mask.any())]
         masks += [
             np.array([device.node == node.name for device in devices])
             for node in self.cluster.nodes
@@ -195,6 +217,15 @@ class StepPrices:
         ]
         most = max(4, _MOST_GROUPS // self.size)
         return list({mask.tobytes(): mask for mask in masks}.values())[:most]
+
+    def usual_cuts(self) -> tuple[PricedDomains, PricedDomains]:
+        """Return equal counts and counts by speed, on all devices."""
+        planes = self.shared_planes(np.ones(self.size))
+        equal, by_speed = self.by_count(np.ones(self.size)), self.by_count(self.pair_speed)
+        return (
+            self.priced(Domains(name="equal counts", ends=equal, planes=planes)),
+            self.priced(Domains(name="counts by speed", ends=by_speed, planes=planes)),
+        )
 
     def shared_planes(self, weight: Floats) -> tuple[int, ...]:
         """Divide whole planes by mesh speed among devices with weight."""

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from argosy.cluster.device import Device
 from argosy.cluster.file import build_cluster
 from argosy.cluster.topology import Cluster
 from argosy.document import Document, JsonObject, Schema, validate
@@ -61,6 +62,12 @@ class GravityPlan:
     plan: Domains
     compared: tuple[Domains, ...]
     """The usual choices, which the plan was compared with."""
+
+    @property
+    def ranks(self) -> tuple[Device, ...]:
+        """Return the devices that have work; each is a rank of a run."""
+        devices, works = self.cluster.devices, self.plan.working
+        return tuple(device for device, has_work in zip(devices, works, strict=True) if has_work)
 
 
 def dumps_gravity_plan(planned: StepPlan, seed: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,7 +42,7 @@ def play_run(
 ) -> PlayedRun:
     """Simulate successive steps from time 0; with ``rebalance``, the controller decides after
     each."""
-    prices = StepPrices(cluster, box)
+    prices = StepPrices.of(cluster, box, domains)
     first = simulate_exact(prices.graph(domains), cluster)
     if first.iteration_ends and not _changes(cluster):
         seconds = first.iteration_ends[-1]
@@ -51,7 +52,8 @@ def play_run(
         )
     leaves = prices.leaves()
     left = np.where(takes_part(domains.ends), prices.capacity(domains.planes), 0.0)
-    balancer = Balancer(capacity=tuple(left.tolist()), rules=Rules(bandwidth=slowest_hop(cluster)))
+    bandwidth = slowest_hop(cluster, [device.name for device in cluster.devices])
+    balancer = Balancer(capacity=tuple(left.tolist()), rules=Rules(bandwidth=bandwidth))
     ends: list[float] = []
     now, timeline = 0.0, first
     while len(ends) < steps and timeline.iteration_ends:
@@ -75,7 +77,9 @@ def play_run(
 
 def step_timeline(cluster: Cluster, box: BoxWork, domains: Domains, steps: int) -> Timeline:
     """Return the timeline of ``steps`` steps with these domains, without re-balancing."""
-    return simulate_exact(StepPrices(cluster, box).graph(domains), cluster, iterations=steps)
+    return simulate_exact(
+        StepPrices.of(cluster, box, domains).graph(domains), cluster, iterations=steps
+    )
 
 
 def _device_seconds(timeline: Timeline, size: int) -> Floats:
@@ -90,9 +94,8 @@ def _device_seconds(timeline: Timeline, size: int) -> Floats:
     return seconds
 
 
-def slowest_hop(cluster: Cluster) -> float:
-    """Return the smallest bytes/s between neighbours along the curve, at time 0."""
-    names = [device.name for device in cluster.devices]
+def slowest_hop(cluster: Cluster, names: Sequence[str]) -> float:
+    """Return the smallest bytes/s between neighbours of these along the curve, at time 0."""
     routes = [cluster.fastest(source, target, 1e9) for source, target in itertools.pairwise(names)]
     return min((cluster.bandwidth_at(route) for route in routes), default=math.inf)
 

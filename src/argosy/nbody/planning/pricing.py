@@ -125,8 +125,8 @@ CPU_AMONG_OTHERS = replace(CPU, start_seconds=5e-3)
 GPU = ProcessorRates(
     peak_share=0.25,
     larger_leaves=2.83,
-    tree_seconds=1.4e-8,
-    start_seconds=0.05,
+    tree_seconds=1.3e-8,
+    start_seconds=0.058,
     halo_seconds=1.4e-8,
     byte_seconds=0.0,
     cell_cost=900.0,

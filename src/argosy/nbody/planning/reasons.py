@@ -48,7 +48,7 @@ def explain_step(cluster: Cluster, box: BoxWork, domains: Domains) -> StepReason
 
     Raises ``InfeasibleError`` if it does not end on this cluster.
     """
-    prices = StepPrices(cluster, box)
+    prices = StepPrices.of(cluster, box, domains)
     priced = prices.priced(domains)
     if math.isinf(priced.step_seconds):
         raise InfeasibleError(
