@@ -144,7 +144,7 @@ def plan_step(cluster: Cluster, box: BoxWork) -> StepPlan:
 
 
 class StepPrices:
-    """The seconds and bytes that choices of domains need on every device.
+    """Computes the seconds and bytes that choices of domains need on every device.
 
     They hold if the ``active`` devices have work, or others in the same company; by default all.
     """
