@@ -15,6 +15,8 @@ from argosy.nbody.compiled import compiled
 
 # Bits of a key per dimension.
 BITS = 21
+# Particles whose keys are computed together.
+_BLOCK = 128
 # Bits of a key.
 KEY_BITS = 3 * BITS
 
@@ -33,32 +35,49 @@ def hilbert_keys(positions: Positions, box: float) -> Keys:
 
 @compiled
 def _fill_keys(positions: Positions, box: float, keys: Keys) -> None:
+    """Fill in the keys, a block of particles at a time.
+
+    The same operations on all particles of a block use vector registers; branches would follow
+    random bits.
+    """
     cells = np.int64(1) << BITS
-    place = np.zeros(3, np.int64)
-    for i in range(positions.shape[0]):
+    place = np.empty((3, _BLOCK), np.int64)
+    for begin in range(0, len(keys), _BLOCK):
+        count = min(_BLOCK, len(keys) - begin)
         for d in range(3):
-            place[d] = min(np.int64(positions[i, d] / box * cells), cells - 1)
-        bit = cells >> 1
-        while bit > 1:
-            below = bit - 1
-            for d in range(3):
-                if place[d] & bit:
-                    place[0] ^= below
-                else:
-                    swap = (place[0] ^ place[d]) & below
-                    place[0] ^= swap
-                    place[d] ^= swap
-            bit >>= 1
-        place[1] ^= place[0]
-        place[2] ^= place[1]
-        turn = np.int64(0)
-        bit = cells >> 1
-        while bit > 1:
-            if place[2] & bit:
-                turn ^= bit - 1
-            bit >>= 1
-        key = np.int64(0)
-        for b in range(BITS - 1, -1, -1):
-            for d in range(3):
-                key = (key << 1) | (((place[d] ^ turn) >> b) & 1)
-        keys[i] = key
+            for i in range(count):
+                place[d, i] = min(np.int64(positions[begin + i, d] / box * cells), cells - 1)
+        for bit in range(BITS - 1, 0, -1):
+            below = (np.int64(1) << bit) - 1
+            # A set bit mirrors x below it; else x and the other are exchanged there.
+            for i in range(_BLOCK):
+                x, y, z = place[0, i], place[1, i], place[2, i]
+                x ^= below & -(x >> bit & 1)
+                mirror = -(y >> bit & 1)
+                swap = (x ^ y) & below & ~mirror
+                x ^= (below & mirror) | swap
+                y ^= swap
+                mirror = -(z >> bit & 1)
+                swap = (x ^ z) & below & ~mirror
+                place[0, i], place[1, i] = x ^ ((below & mirror) | swap), y
+                place[2, i] = z ^ swap
+        for i in range(count):
+            x = place[0, i]
+            y = place[1, i] ^ x
+            z = place[2, i] ^ y
+            # Bit b of the turn is the parity of the bits of z above b.
+            turn = z >> 1
+            for shift in (1, 2, 4, 8, 16):
+                turn ^= turn >> shift
+            key = _spread(x ^ turn) << 2 | _spread(y ^ turn) << 1
+            keys[begin + i] = key | _spread(z ^ turn)
+
+
+@compiled
+def _spread(value: int) -> int:
+    """Return a number whose bit 3 b is bit b of ``value``, for the first 21 bits."""
+    value = (value | value << 32) & 0x1F00000000FFFF
+    value = (value | value << 16) & 0x1F0000FF0000FF
+    value = (value | value << 8) & 0x100F00F00F00F00F
+    value = (value | value << 4) & 0x10C30C30C30C30C3
+    return (value | value << 2) & 0x1249249249249249

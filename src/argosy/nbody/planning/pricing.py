@@ -112,7 +112,7 @@ class Company(StrEnum):
 CPU = ProcessorRates(
     peak_share=0.32,
     larger_leaves=1.0,
-    tree_seconds=4.5e-7,
+    tree_seconds=3.5e-7,
     start_seconds=0.0,
     halo_seconds=2.5e-7,
     byte_seconds=9e-10,
