@@ -131,6 +131,44 @@ def mixture_of_blocks(samples: int) -> Any:
     return model, loss_fn, tokens
 
 
+class Chosen(nn.Module):
+    """Modules of experts, of which only those that have tokens run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(EXPERTS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        weights, numbers = self.router(tokens).softmax(-1).max(-1)
+        result = torch.zeros_like(tokens)
+        for number in numbers.unique().tolist():
+            (row,) = torch.where(numbers == number)
+            made = self.experts[number](tokens[row]) * weights[row, None]
+            result = result.index_add(0, row, made)
+        return result.view_as(x)
+
+
+class ChosenBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(2))
+        self.attention, self.experts = Attention(), Chosen()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norms[0](x))
+        result: Tensor = x + self.experts(self.norms[1](x))
+        return result
+
+
+def chosen_mixture(samples: int, *, tied: bool = False) -> Any:
+    """Six layers; devices can share the experts of one, and tokens choose modules of another."""
+    model, loss_fn, tokens = llama(samples, tied=tied)
+    model[2], model[4] = MixtureBlock(), ChosenBlock()
+    return model, loss_fn, tokens
+
+
 class DenseMixtureBlock(MixtureBlock):
     """A block that multiplies by all experts at once, so that no operation depends on data."""
 
@@ -170,11 +208,12 @@ def hf_mixtral(samples: int, *, tied: bool = False) -> Any:
     return MixtralForCausalLM(config), labelled_loss, {"input_ids": tokens, "labels": tokens}
 
 
-EXPERT_LAYERS = {"mixture": (2, 3), "hf-mixtral": (1, 2, 3, 4)}
+EXPERT_LAYERS = {"mixture": (2, 3), "chosen-mixture": (2,), "hf-mixtral": (1, 2, 3, 4)}
 """Layers that have experts."""
 LLAMA_MODELS: dict[str, Callable[..., Any]] = {
     "llama": llama,
     "mixture": mixture,
+    "chosen-mixture": chosen_mixture,
     "dense-mixture": dense_mixture,
     "hf-mixtral": hf_mixtral,
 }

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from runtime.order_cases import complex_sum, order_of_early_sums
 from runtime.rank_pool import RankPool
 from runtime.training_cases import (
     Case,
@@ -19,8 +20,10 @@ from torch import nn
 from argosy.plan.plan import Algorithm
 from argosy.runtime.communication.ledger import MOST_BUCKETS
 from argosy.runtime.stages.parameters import Weight
-from argosy.runtime.weights import overlap
+from argosy.runtime.weights import gradients, overlap
+from argosy.runtime.weights.gradients import EarlyRules, Gradients
 from argosy.runtime.weights.overlap import GradientSum, Summand
+from argosy.runtime.weights.sharding import Shard, ShardSet
 from argosy.schedule import ScheduleKind
 
 LAYOUTS = [(((1, 2, 1, 1, 1),), 2), (((1, 1, 1, 1, 1),), 3), (((2, 1), (1, 1, 1)), 2)]
@@ -83,6 +86,89 @@ def test_sums_during_the_last_backward_give_the_gradients_of_one_process(
     assert not differences(case, ranks(case.num_ranks, train_with_early_sums, case))
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(model="chosen-mixture", shares=((1, 1),), experts=(4, 2), num_micro_batches=1),
+        Case(shares=((2,),), ratios=((0.7, 0.3),), num_micro_batches=2),
+        Case(model="routed", shares=((1, 1), (2,)), num_micro_batches=2, zero=1),
+        Case(
+            shares=((3, 1), (1, 3)) * 2,
+            num_micro_batches=4,
+            kind=ScheduleKind.INTERLEAVED,
+            zero=1,
+            clip=True,
+        ),
+    ],
+    ids=str,
+)
+def test_all_members_begin_the_collectives_of_a_group_in_one_order(
+    ranks: RankPool, case: Case
+) -> None:
+    """With a bucket for each weight, also if one rank alone has no gradient of some."""
+    results = ranks(case.num_ranks, order_of_early_sums, case)
+    assert not differences(case, [outcome for outcome, _ in results])
+    for group in {name for _, begun in results for name in begun}:
+        orders = [begun[group] for _, begun in results if group in begun]
+        assert all(order == orders[0] for order in orders), group
+
+
+def test_complex_gradients_are_summed_in_place(ranks: RankPool) -> None:
+    assert ranks(2, complex_sum, (1 + 2j, 3 - 5j)) == [4 - 3j] * 2
+
+
+class Scatters:
+    """Scatters over two members that have the same gradients, of which this one is the first."""
+
+    def __init__(self) -> None:
+        self.under_way, self.most, self.begun = 0, 0, 0
+
+    def begin_scatter(self, vector: torch.Tensor, sizes: list[int]) -> Any:
+        self.under_way, self.begun = self.under_way + 1, self.begun + 1
+        self.most = max(self.most, self.under_way)
+        return _Scatter(self, 2 * vector[: sizes[0]])
+
+
+class _Scatter:
+    def __init__(self, way: Scatters, part: torch.Tensor) -> None:
+        self.way, self.part = way, part
+
+    def wait(self) -> torch.Tensor:
+        self.way.under_way -= 1
+        return self.part
+
+
+@pytest.mark.parametrize("alone", [[0], []])
+def test_few_scatters_are_under_way_during_the_last_backward(
+    monkeypatch: pytest.MonkeyPatch, alone: list[int]
+) -> None:
+    """Each needs memory for two vectors. They begin early in stages that compute alone."""
+    monkeypatch.setattr(gradients, "is_on_device", lambda way: True)
+    parameters = [nn.Parameter(torch.ones(4)) for _ in range(3 * MOST_BUCKETS)]
+    way: Any = Scatters()
+    sets = [
+        ShardSet([Shard(summand, 0, [2, 2], (), level=1)], 1, way)
+        for summand in _weights(parameters)
+    ]
+    own = Gradients([], [], sets, 0, early=EarlyRules(alone=alone))
+    for step in range(2):
+        own.before_last_backward(0)
+        torch.stack([at * p.sum() for at, p in enumerate(parameters)][:-1]).sum().backward()
+        assert way.begun == len(parameters) * step, "the last weight is the first of all"
+        own.after_last_backward(0)
+        assert way.begun == len(parameters) * (step + bool(alone))
+        own.reduce()
+        assert way.begun == len(parameters) * (step + 1)
+        assert way.under_way == 0
+        kept = [shards.shards[0].own.grad for shards in sets]
+        assert kept[-1] is None, "no member has one"
+        expected = [torch.full((2,), 2.0 * at) for at in range(len(kept) - 1)]
+        assert all(map(torch.equal, kept[:-1], expected))
+        assert all(p.grad is None for p in parameters)
+        own.clear()
+    assert way.most == (MOST_BUCKETS if alone else 2)
+
+
 class Doubled:
     """Sums with another holder that has twice as much; ``log`` has the sizes of what was begun."""
 
@@ -136,8 +222,7 @@ def test_gradients_are_summed_in_buckets_and_those_that_nobody_has_stay_away(
     on_device = way if in_place else None
     GradientSum(way, _weights(parameters), set(), on_device=on_device).finish()
     assert way.under_way == 0
-    limit = 24 if in_place else MOST_BUCKETS
-    assert way.most == limit + 1, "and who has a gradient at all"
+    assert way.most == MOST_BUCKETS + 1, "and who has a gradient at all"
     assert [float(p.grad[0]) for p in parameters[:-1] if p.grad is not None] == [
         3 * n for n in range(23)
     ]

@@ -11,16 +11,32 @@ With g the gradient of the whole batch's mean loss, each weight counted once:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from argosy.runtime.communication.ledger import MOST_BUCKETS
 from argosy.runtime.stages.parameters import Weight
 from argosy.runtime.weights.overlap import EarlyBuckets, GradientEvents, GradientSum, Summand
 from argosy.runtime.weights.powersgd import FactoredSum
 from argosy.runtime.weights.sharding import ShardSet, finish_scatters, gather_all
 from argosy.runtime.weights.summing import Way, is_on_device
+
+
+class EarlyRules(NamedTuple):
+    """Rules that decide which sums begin during the last backward on a GPU."""
+
+    inside_layers: Collection[tuple[int, ...]] = ()
+    """The sets of ranks that exchange tensors inside layers."""
+    alone: Collection[int] = ()
+    """The stages whose replicas compute alone, with all weights."""
+
+
+NO_RULES = EarlyRules()
 
 
 class Gradients:
@@ -34,6 +50,7 @@ class Gradients:
         rank: int,
         *,
         powersgd: int = 0,
+        early: EarlyRules = NO_RULES,
     ) -> None:
         """Group the weights; ``powersgd`` is the rank of the matrices as which gradients are
         summed, 0 to sum them unchanged."""
@@ -55,13 +72,21 @@ class Gradients:
                 self.sums.append(FactoredSum(way, held, powersgd, ranks.index(rank), len(ranks)))
             elif way is not None:
                 on_device = way if is_on_device(way) else None
-                is_early = on_device is not None and not shards and _has_one_stage(summands)
+                is_early = (
+                    on_device is not None
+                    and not shards
+                    and ranks not in early.inside_layers
+                    and _is_of_one_stage(summands)
+                )
                 self.sums.append(
                     GradientSum(way, summands, self.filled, on_device=on_device, is_early=is_early)
                 )
         self.scattered = [shard_set for shard_set in shards if shard_set.level == 1]
         """The sets whose gradients are scattered once per step."""
-        self.orders = list(_scattered_early(self.scattered))
+        self.under_way: deque[ShardSet] = deque()
+        """The sets whose scatters have begun early."""
+        alone = [shard_set for shard_set in self.scattered if shard_set.stage in early.alone]
+        self.orders = list(_scattered_early(alone, self.under_way))
 
     @property
     def factored(self) -> list[FactoredSum]:
@@ -78,6 +103,7 @@ class Gradients:
         """Sum gradients over their holders by (1)."""
         # Gradients of higher levels have been sent after every backward.
         finish_scatters(self.scattered)
+        self.under_way.clear()
         for order in self.orders:
             order.reset()
         for gradient_sum in self.sums:
@@ -140,20 +166,36 @@ class Gradients:
             parameter.grad = None
 
 
-def _has_one_stage(summands: Sequence[Summand]) -> bool:
-    return len(summands[0].weight.stages) == 1
+def _is_of_one_stage(summands: Sequence[Summand]) -> bool:
+    """Return whether the whole weights of one stage are summed."""
+    is_whole = all(summand.regions is None for summand in summands)
+    return is_whole and len(summands[0].weight.stages) == 1
 
 
-def _scattered_early(sets: Sequence[ShardSet]) -> Iterator[EarlyBuckets]:
-    """Yield the orders in which a GPU begins to scatter gradients of ZeRO 1 during the last
-    backward, by stage and by the ranks that divide the weights."""
-    by_stage: dict[tuple[int, Way], list[ShardSet]] = {}
+def _scattered_early(
+    sets: Sequence[ShardSet], under_way: deque[ShardSet]
+) -> Iterator[EarlyBuckets]:
+    """Yield the orders, by stage, in which a GPU begins to scatter gradients of ZeRO 1 during the
+    last backward."""
+    by_stage: dict[int, list[ShardSet]] = {}
     for shards in sets:
-        if is_on_device(shards.way) and shards.has_whole_weights:
-            stage = shards.shards[0].summand.weight.stages[0]
-            by_stage.setdefault((stage, shards.way), []).append(shards)
-    for (stage, _), own in by_stage.items():
+        if is_on_device(shards.way):
+            by_stage.setdefault(shards.stage, []).append(shards)
+    for stage, own in by_stage.items():
         last_first = own[::-1]
         weights = [[shard.summand.parameter for shard in shards.shards] for shards in last_first]
-        begins = [shards.begin_scatter for shards in last_first]
+        begins = [functools.partial(_begin_scatter, shards, under_way) for shards in last_first]
         yield EarlyBuckets(stage, weights, begins, is_early=True)
+
+
+def _begin_scatter(shards: ShardSet, under_way: deque[ShardSet]) -> None:
+    """Begin a scatter after the oldest one that is under way was added up, if there are
+    ``MOST_BUCKETS``, because each needs two vectors.
+
+    Only the device waits for it. All members of a stage begin their scatters in one order, so each
+    of them has begun the oldest one before it waits for another.
+    """
+    if len(under_way) == MOST_BUCKETS:
+        under_way.popleft().end_scatter()
+    shards.begin_scatter()
+    under_way.append(shards)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from argosy.cost.regions import Region, shared_regions
 from argosy.errors import invalid
-from argosy.plan.plan import Plan
+from argosy.plan.plan import Plan, Stage
 from argosy.runtime.communication.boxes import (
     HeldPart,
     TensorBox,
@@ -30,7 +30,7 @@ from argosy.runtime.processes.world import gather_texts
 from argosy.runtime.stages.parameters import Places, Weight
 from argosy.runtime.stages.stage import StageProgram
 from argosy.runtime.weights.gate import WeightGate
-from argosy.runtime.weights.gradients import Gradients
+from argosy.runtime.weights.gradients import EarlyRules, Gradients
 from argosy.runtime.weights.overlap import Summand, in_buckets
 from argosy.runtime.weights.sharding import Shard, ShardSet
 from argosy.runtime.weights.summing import Groups, SingleRank, groups_needed, way_of
@@ -267,16 +267,25 @@ def groups_of(
     weights: Sequence[Weight], keepings: Mapping[str, Keeping], plan: Plan, roster: Sequence[str]
 ) -> list[tuple[int, ...]]:
     """Return every set of ranks that shares or sums something."""
-    stages = range(len(plan.stages))
-    groups = [replica_ranks(plan, stage, roster) for stage in stages]
-    groups += [expert_ranks(plan, stage, roster) for stage in stages]
-    groups += [grid_ranks(plan, stage, roster) for stage in stages]
-    sets = [ranks for stage_groups in groups for ranks in stage_groups]
+    sets = _groups_inside_layers(plan, roster)
     for weight in weights:
         sets.append(keepings[weight.name].ranks)
         for ranks in keepings[weight.name].sums:
             sets += groups_needed(ranks, weight.stages, plan, roster)
     return sets
+
+
+def _groups_inside_layers(plan: Plan, roster: Sequence[str]) -> list[tuple[int, ...]]:
+    """Return the sets of ranks that exchange tensors inside the layers of a stage."""
+    stages = range(len(plan.stages))
+    groups = [replica_ranks(plan, stage, roster) for stage in stages]
+    groups += [expert_ranks(plan, stage, roster) for stage in stages]
+    groups += [grid_ranks(plan, stage, roster) for stage in stages]
+    return [ranks for stage_groups in groups for ranks in stage_groups]
+
+
+def _is_alone(stage: Stage) -> bool:
+    return stage.expert == 1 and all(replica.width == 1 for replica in stage.replicas)
 
 
 class WeightDivision:
@@ -312,7 +321,17 @@ class WeightDivision:
             (way_of(ranks, stages, plan, groups, rank, roster), ranks, held)
             for (ranks, stages), held in sorted(self._summed(whole).items())
         ]
-        self.gradients = Gradients(whole, shared, shards, rank, powersgd=plan.model.powersgd)
+        self.gradients = Gradients(
+            whole,
+            shared,
+            shards,
+            rank,
+            powersgd=plan.model.powersgd,
+            early=EarlyRules(
+                _groups_inside_layers(plan, roster),
+                [index for index, stage in enumerate(plan.stages) if _is_alone(stage)],
+            ),
+        )
 
     def _summed(
         self, weights: Sequence[Weight]

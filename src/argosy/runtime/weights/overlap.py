@@ -8,13 +8,20 @@ layer to the first, so that all holders begin them in the same order:
     (2)  on a GPU gradients are summed in place, tensor by tensor, in one call per bucket; elsewhere
          as one vector, with at most ``MOST_BUCKETS`` in flight
     (3)  when the last backward of the stage is over, the rest begins: a weight without a gradient
-         counts as zeros
+         counts as zeros; so does everything else that does not begin by (1)
     (4)  the number of holders that have a gradient of a weight is summed last; if it is zero, the
          weight has no gradient
 
 A host queues the kernels of a backward long before a GPU runs them. So sums that wait until earlier
 ones are over, as far as the host can see, would all begin behind the backward; those in place need
 no memory, and need not wait.
+
+A bucket that waits for a weight which only this rank has no gradient of begins later than on the
+other holders. So (1) needs ranks that send each other nothing else during a backward: with (5), all
+that they begin on one communicator is in one order.
+
+    (5)  ranks that share tensors, parts of a sequence or experts of a stage begin by (3), and so do
+         regions of weights, whose copies would need memory
 
 A backend that sums on the host's cores (gloo) would take them from the backward, so with it all
 buckets begin by (3).
@@ -57,6 +64,22 @@ class GradientEvents:
     before_last: Callable[[int], None] = _ignored
     """Called before the last backward of a step, if torch computes all weight gradients in it."""
     after_last: Callable[[int], None] = _ignored
+
+
+class KeptFlags:
+    """Numbers that state which weights have a gradient.
+
+    They are kept, because copying them to a GPU makes the host wait for it.
+    """
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[tuple[bool, ...], torch.dtype], Tensor] = {}
+
+    def at(self, flags: tuple[bool, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Return flags as numbers on a device, which is always the same one."""
+        if (flags, dtype) not in self.kept:
+            self.kept[flags, dtype] = torch.tensor(flags, dtype=dtype, device=device)
+        return self.kept[flags, dtype]
 
 
 class Summand(NamedTuple):
@@ -183,6 +206,7 @@ class GradientSum:
         stage = summands[0].weight.stages[0]
         begins = [functools.partial(self._begin, bucket) for bucket in buckets]
         self.order = EarlyBuckets(stage, weights, begins, is_early=is_early)
+        self.flags = KeptFlags()
         self.known: Tensor | None = None
         """For each weight, whether this rank has a gradient of it; None until all buckets have
         begun."""
@@ -204,6 +228,8 @@ class GradientSum:
         if self.on_device is not None:
             # All holders send the same tensors, also if only some of them have one in pieces.
             summed = [gradient.contiguous() for gradient in gradients]
+            if not self.order.is_early and len(self.under_way) == MOST_BUCKETS:
+                self._finish_oldest()
             self.under_way.append(_Bucket(gradients, summed, self.on_device.begin_each(summed)))
             return
         if len(self.under_way) == MOST_BUCKETS:
@@ -225,9 +251,9 @@ class GradientSum:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
                 self.filled.add(parameter)
-        flags = [float(parameter not in self.filled) for parameter in self.parameters]
-        self.known = torch.tensor(flags, device=self.parameters[0].device)
+        flags = tuple(parameter not in self.filled for parameter in self.parameters)
         self.order.begin_rest()
+        self.known = self.flags.at(flags, self.parameters[0].device, torch.float32).clone()
 
     def finish(self) -> None:
         """Wait for all sums, and remove gradients that no holder has (4)."""

@@ -36,7 +36,7 @@ from argosy.runtime.communication.collectives import Pending, PendingPart, offse
 from argosy.runtime.communication.marks import Exchanging, untold
 from argosy.runtime.processes.failure import in_contact
 from argosy.runtime.processes.world import await_device
-from argosy.runtime.weights.overlap import Summand
+from argosy.runtime.weights.overlap import KeptFlags, Summand
 from argosy.runtime.weights.summing import Way
 
 _GATHERING = "while weights were gathered from the replicas of a stage"
@@ -105,8 +105,8 @@ class ShardSet:
         """By shard, how many gradients the members had since the last ``settle``."""
         self.had: list[bool] = []
         """By shard, whether it had a gradient before."""
-        self.flags: dict[tuple[bool, ...], Tensor] = {}
-        """By which shards have a gradient, the numbers that are sent along (4)."""
+        self.flags = KeptFlags()
+        """The numbers that are sent along (4)."""
 
     def _pack(self, tensors: Sequence[Tensor], known: Tensor) -> Tensor:
         """Return whole tensors as one vector, member by member, each part followed by flags for the
@@ -166,18 +166,10 @@ class ShardSet:
         arrive."""
         parameters = [shard.weight.parameter for shard in self.shards]
         whole = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        known = self._flags(tuple(p.grad is not None for p in parameters), whole[0])
+        has_gradient = tuple(p.grad is not None for p in parameters)
+        known = self.flags.at(has_gradient, whole[0].device, whole[0].dtype)
         self.let_go(all_of_them=False)
         return self._pack(whole, known)
-
-    def _flags(self, has_gradient: tuple[bool, ...], like: Tensor) -> Tensor:
-        """Return which weights have a gradient, as numbers on the device of ``like``.
-
-        They are kept, because copying them to a GPU makes the host wait for it.
-        """
-        if has_gradient not in self.flags:
-            self.flags[has_gradient] = like.new_tensor([float(has) for has in has_gradient])
-        return self.flags[has_gradient]
 
     def let_go(self, *, all_of_them: bool = True) -> None:
         """Free whole gradients: of weights that this set has all of, or of all weights."""
@@ -186,9 +178,14 @@ class ShardSet:
                 shard.weight.parameter.grad = None
 
     @property
-    def has_whole_weights(self) -> bool:
-        """Return whether the members divide all that they hold of each weight."""
-        return all(shard.summand.regions is None for shard in self.shards)
+    def stage(self) -> int:
+        """Return the only stage that uses the weights."""
+        return self.shards[0].weight.stages[0]
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether gradients have been sent since the last ``settle``."""
+        return self.leaving is not None or self.known is not None
 
     @property
     def num_bytes(self) -> int:
@@ -289,7 +286,7 @@ def finish_scatters(sets: Sequence[ShardSet]) -> None:
     """
     for shards, following in itertools.zip_longest(sets, sets[1:]):
         for ready in (shards, following):
-            if ready is not None and ready.leaving is None:
+            if ready is not None and not ready.has_begun:
                 ready.begin_scatter()
         shards.end_scatter()
     for shards in sets:

@@ -67,7 +67,9 @@ class RingSum:
         """Begin to sum tensors in place, as one call of the backend."""
         group = self.group or dist.group.WORLD
         assert group is not None
-        work: Pending = group.allreduce_coalesced(list(tensors), dist.AllreduceCoalescedOptions())
+        # Backends have no complex numbers.
+        parts = [torch.view_as_real(part) if part.is_complex() else part for part in tensors]
+        work: Pending = group.allreduce_coalesced(parts, dist.AllreduceCoalescedOptions())
         return work
 
     def begin_scatter(self, vector: Tensor, sizes: Sequence[int]) -> PendingPart:
