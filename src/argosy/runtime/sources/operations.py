@@ -134,6 +134,10 @@ class GraphSource:
         """Return all layers if the program mixes samples anywhere, else none."""
         return tuple(range(self.plan.stages[-1].end)) if mixes_samples(self.forward) else ()
 
+    @property
+    def shares_operations(self) -> bool:
+        return bool(self.shared or self.sequences)
+
     def check_agreed(self) -> None:
         """Raise a ``RunError`` if ranks, each on its own, found different programs for a stage.
         Every rank calls this."""

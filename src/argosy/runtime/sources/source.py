@@ -43,6 +43,10 @@ class StageSource(Protocol):
         """Return the layers that mix samples, which a stage with several replicas must not
         contain."""
 
+    @property
+    def shares_operations(self) -> bool:
+        """Return whether devices share operations: in groups, or by parts of a sequence."""
+
     def num_users(self, weight: Weight) -> int:
         """Return how many layers of its stage use a weight."""
 
@@ -82,6 +86,10 @@ class LayerSource:
     @property
     def undivided(self) -> tuple[int, ...]:
         return undivided(self.layers)
+
+    @property
+    def shares_operations(self) -> bool:
+        return False
 
     def num_users(self, weight: Weight) -> int:
         own = {id(module) for module, _ in weight.places}

@@ -205,9 +205,7 @@ class GraphStage:
         held: dict[int, Any] = dict(self.constants)
         for value, tensor in self.whole.items():
             place = self.cut.places.get(value)
-            held[value] = (
-                tensor if place is None else place.rows(tensor, moment.first_sample, moment.samples)
-            )
+            held[value] = tensor if place is None else _rows_at(tensor, place, moment)
         if self.part.inputs:
             leaves = {keystr(path): leaf for path, leaf in tree_flatten_with_path(batch)[0]}
             held |= {value: leaves[self.cut.graph.values[value].name] for value in self.part.inputs}
@@ -393,6 +391,15 @@ def expert_modules_of(cut: GraphCut, model: nn.Module) -> dict[int, list[nn.Modu
 def owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     path, _, last = name.rpartition(".")
     return model.get_submodule(path), last
+
+
+def _rows_at(whole: Tensor, place: SampleDim, moment: Moment) -> Tensor:
+    """Return the rows of a part; those of samples that fill up a short batch are the last ones."""
+    first, end = moment.first_sample, moment.first_sample + moment.samples
+    if end <= moment.total:
+        return place.rows(whole, first, moment.samples)
+    numbers = torch.arange(first, end, device=whole.device).clamp(max=moment.total - 1)
+    return place.back(place.to_front(whole)[numbers])
 
 
 def _positions(like: Tensor, place: SampleDim | None, moment: Moment) -> Tensor:

@@ -34,8 +34,8 @@ def check_batch(batch: Any, plan: Plan, *, may_be_short: bool = False) -> int:
             suggestion = "hold what all samples share in a buffer of the model"
             if leaf.dim() > 0 and len(sizes) == 1 and leaf.shape[0] < plan.global_batch:
                 suggestion = (
-                    "a captured program and layers that mix samples take whole batches only; "
-                    "drop_last=True"
+                    "programs and layers that mix samples, and programs on groups of devices, "
+                    "take whole batches only; drop_last=True"
                 )
             where = f"batch{keystr(path)}"
             problems.append(Problem(where, actual, expected, suggestion=suggestion))
@@ -53,6 +53,11 @@ def filled_up(batch: Any, samples: int, plan: Plan) -> Any:
     return tree_map(
         lambda leaf: leaf[rows.to(leaf.device)] if isinstance(leaf, Tensor) else leaf, batch
     )
+
+
+def first_samples(batch: Any, samples: int) -> Any:
+    """Return the first samples of a batch, without copies that fill it up."""
+    return tree_map(lambda leaf: leaf[:samples] if isinstance(leaf, Tensor) else leaf, batch)
 
 
 def parts_of(batch: Any, size: int) -> Iterator[Any]:

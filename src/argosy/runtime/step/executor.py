@@ -39,7 +39,7 @@ from argosy.runtime.stages.defer import Debt, Deferral, settle
 from argosy.runtime.stages.moment import Moment
 from argosy.runtime.stages.stage import StageProgram
 from argosy.runtime.stages.weighing import PartLoss, Tally
-from argosy.runtime.step.batch import batch_form, portion
+from argosy.runtime.step.batch import batch_form, first_samples, portion
 from argosy.runtime.weights.kept_on_host import HostActivations
 from argosy.runtime.weights.overlap import GradientEvents
 from argosy.schedule import Action, ActionKind, build_schedule, with_communication
@@ -171,9 +171,8 @@ class Executor:
         form = (trains, batch_form(batch))
         for index, stage in self.stages.items():
             stage.input_form, stage.output_form = self.forms.get((index, form), (None, None))
-        count = self.plan.global_batch
         for program in self.programs.values():
-            program.begin(batch, Moment(self.recorder.step, 0, count, count))
+            program.begin(first_samples(batch, samples), self._moment(0, samples))
         row = self.row if self._posts_ahead() else self.first_row
         actions = row if trains else [action for action in row if action.kind in _FORWARD_KINDS]
         following = _following(actions)
@@ -241,7 +240,7 @@ class Executor:
         if stage.program.needs_batch:
             rows = portion(batch, self.plan, seat, index, self.transport.device)
         first = index * self.plan.micro_batch_size + seat.begin
-        moment = Moment(self.recorder.step, first, seat.samples, self.plan.global_batch)
+        moment = self._moment(first, seat.samples)
         is_last = stage.seat.stage == len(self.plan.stages) - 1
         if is_last and first + seat.samples > self.samples:
             moment, carry, rows = _without_padding(moment, self.samples - first, carry, rows)
@@ -255,6 +254,9 @@ class Executor:
             outputs = self._handed_on(stage, index, result)
         if self.trains:
             stage.held[index] = HeldActivations(inputs, outputs)
+
+    def _moment(self, first: int, samples: int) -> Moment:
+        return Moment(self.recorder.step, first, samples, self.samples)
 
     def _keeping(
         self, stage: Hosted, index: int, inputs: list[Tensor]

@@ -43,7 +43,7 @@ from argosy.runtime.sources.optimizing import (
     make_updating,
 )
 from argosy.runtime.sources.recipe import Recipe, autocast_for
-from argosy.runtime.sources.source import LayerSource, keepings_of
+from argosy.runtime.sources.source import keepings_of
 from argosy.runtime.stages.compiling import check_compilable
 from argosy.runtime.stages.layers import check_unwrapped
 from argosy.runtime.stages.parameters import buffers_at
@@ -289,10 +289,10 @@ class Trainer:
 
     @property
     def takes_short_batches(self) -> bool:
-        """Return whether a batch may have fewer samples than the plan's: not if samples mix, nor in
-        a captured program."""
+        """Return whether a batch may have fewer samples than the plan's: not if samples mix, nor if
+        devices share operations."""
         source = None if self.making is None else self.making.source
-        return isinstance(source, LayerSource) and not source.undivided
+        return source is not None and not source.undivided and not source.shares_operations
 
     def accumulate(self, batch: Any) -> None:
         """Add the gradients of a batch to those of the next step. Every rank calls this with the
