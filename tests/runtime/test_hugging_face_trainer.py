@@ -3,6 +3,7 @@ one process."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import runpy
@@ -19,11 +20,12 @@ from runtime.run_cases import written_plan
 from runtime.small_models import hf_bert
 from runtime.training_cases import Case, plan_of
 from safetensors.torch import load_file
-from transformers import GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from argosy.dtype import Dtype
 from argosy.errors import InputError
 from argosy.integrations import hf
+from argosy.integrations.divided import refuse_whole_calls
 from argosy.integrations.processes import hidden_variables, visible
 
 SCRIPT = Path(__file__).parent / "programs" / "hf_script.py"
@@ -174,6 +176,78 @@ def test_short_batches_of_an_encoder_and_decoder_weigh_as_in_one_process(tmp_pat
     assert kept[0] == kept[1] and kept[0]
 
 
+def test_losses_that_ignore_the_number_of_items_are_means(tmp_path: Path) -> None:
+    """Labels of several classes, numbers, class weights, a mean over samples; adapters with smoothed
+    labels, whose words workers change at random."""
+    alone, folder = tmp_path / "alone", tmp_path / "plan"
+    for place in (alone, folder):
+        place.mkdir()
+    script = SCRIPT.parent / "hf_losses.py"
+    text = script.read_text()
+    changes = {
+        "import torch\n": (
+            "import torch\nfrom argosy.integrations.hf import ArgosyTrainer as Trainer\n"
+        ),
+        "    Trainer,\n": "",
+        "args=args, **data": 'args=args, plan=FOLDER / "plan.json", **data',
+    }
+    for before, after in changes.items():
+        assert text.count(before) == 1
+        text = text.replace(before, after)
+    (folder / "train.py").write_text(text)
+    written_plan(folder, Case(shares=((3, 1), (4,)), num_micro_batches=2))
+    run([sys.executable, str(script), str(alone)])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    run([*torchrun, "--nproc-per-node", "3", str(folder / "train.py"), str(folder)])
+    wanted, found = history(alone), history(folder)
+    assert sum("loss" in line for line in wanted) == sum("loss" in line for line in found) == 20
+    for line, other in zip(found, wanted, strict=True):
+        assert line == pytest.approx(other, rel=5e-5, abs=1e-6)
+
+
+def test_a_loss_that_ignores_the_number_of_items_is_not_accumulated() -> None:
+    trainer: Any = hf.ArgosyTrainer.__new__(hf.ArgosyTrainer)
+    trainer.args = SimpleNamespace(gradient_accumulation_steps=2)
+    trainer.label_smoother, trainer.label_names = None, ["labels"]
+    trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch=None: outputs.mean()
+    batch = {"x": torch.ones(4), "labels": torch.ones(4), "num_items_in_batch": 4}
+    message = "gradient_accumulation_steps: found 2, expected 1, because the loss ignores num_items"
+    with pytest.raises(InputError, match=message):
+        trainer._loss_of(lambda x: x, batch)
+    trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch=None: (
+        outputs.sum() / num_items_in_batch
+    )
+    loss, weight = trainer._loss_of(lambda x: x, batch)
+    assert loss == 1 and weight is None
+
+
+@pytest.mark.parametrize("name", ["forward", "generate", "save_pretrained", "state_dict"])
+def test_a_divided_model_is_not_used_as_a_whole(name: str, tmp_path: Path) -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+    values = model.state_dict()
+    names = set(values)
+    signature = inspect.signature(model.forward)
+    refuse_whole_calls(model)
+    message = f"Cannot call model.{name} because its weights are divided among processes. Try train"
+    with pytest.raises(InputError, match=message):
+        getattr(model, name)(tmp_path)
+    assert inspect.signature(model.forward) == signature
+    model.save_pretrained(tmp_path, state_dict=values)
+    assert GPT2LMHeadModel.from_pretrained(tmp_path).state_dict().keys() == names
+
+
+def test_an_optimizer_with_other_weights_in_evaluations_is_refused() -> None:
+    class ScheduleFree(torch.optim.SGD):
+        def eval(self) -> None: ...
+
+    trainer: Any = hf.ArgosyTrainer.__new__(hf.ArgosyTrainer)
+    trainer.optimizer, trainer.optimizer_cls_and_kwargs = None, (ScheduleFree, {"lr": 0.1})
+    trainer._compare_values, trainer.args = lambda: None, SimpleNamespace(optim="adamw_torch")
+    message = 'optim: found "ScheduleFree", expected an optimizer whose weights are the same in'
+    with pytest.raises(InputError, match=message):
+        trainer.create_optimizer()
+
+
 def refusals(kind: type[hf.ArgosyTrainer] = hf.ArgosyTrainer, **changed: Any) -> str:
     """What a trainer with these settings is refused for."""
     usual = {"train_batch_size": 8, "bf16": False, "fp16": False, "gradient_accumulation_steps": 1}
@@ -200,6 +274,10 @@ FREE = SimpleNamespace(
     label_smoother=None,
     model=torch.nn.Sequential(),
 )
+
+
+WITH_HIDDEN_STATES: Any = hf_bert(1)[0]
+WITH_HIDDEN_STATES.config.output_hidden_states = True
 
 
 @pytest.mark.parametrize(
@@ -233,6 +311,10 @@ FREE = SimpleNamespace(
         ({"torch_compile": True}, "torch_compile: found true, expected no such setting with a"),
         ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha: found 5.0, expected no such setting"),
         ({"predict_with_generate": True}, "predict_with_generate: found true, expected no such"),
+        (
+            {"model": WITH_HIDDEN_STATES},
+            "model.config.output_hidden_states: found true, expected false; a plan gathers logits",
+        ),
     ],
 )
 def test_what_one_process_would_do_otherwise_is_refused(

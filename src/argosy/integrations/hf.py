@@ -12,8 +12,8 @@ checkpoints and callbacks are those of one process:
     (1)  a training batch has the plan's global batch: ``per_device_train_batch_size``; a last one
          may be short
     (2)  the loss is the Trainer's: a sum over all batches that are accumulated together, divided by
-         the number of items that the Trainer counts in them; of a model that is captured, a mean
-         over the targets that are not masked
+         the number of items that the Trainer counts in them; of a model that is captured, and if
+         the loss ignores that number, a mean over samples or over the targets that are not masked
     (3)  learning rates are those of the Trainer's own scheduler, whose optimizer has no weights;
          the optimizers of ranks follow it
     (4)  outputs that metrics and predictions need are gathered on every rank
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +38,19 @@ from torch import Tensor, nn
 
 from argosy.dtype import Dtype
 from argosy.errors import Problem, RunError, bad_input, excluded, impossible, raise_any
+from argosy.integrations.counting import ReadWatch
+from argosy.integrations.divided import DividedModel, refuse_whole_calls
 from argosy.integrations.predictions import Part, assembled, kept
 from argosy.integrations.processes import hidden_variables, visible
 from argosy.plan.file import load_plan
 from argosy.plan.plan import Plan
 from argosy.runtime.job.agreement import batch_digest, check_agreed
+from argosy.runtime.processes.failure import in_contact_beside_others
 from argosy.runtime.processes.leaving import leave_at_exit
 from argosy.runtime.processes.ranks import devices_by_rank, seats_of
 from argosy.runtime.processes.run_folder import checkpoints
 from argosy.runtime.processes.world import device_of, join
-from argosy.runtime.stages.layers import has_layers, ignores_items
+from argosy.runtime.stages.layers import has_layers, ignores_items, without_wrapper
 from argosy.runtime.state import checkpoint
 from argosy.runtime.step.trainer import Trainer, parallelize
 
@@ -85,6 +88,8 @@ _NOT_HONOURED = (
     "predict_with_generate",
     "torch_compile",
 )
+# Settings of a model whose outputs contain more than its last layer returns.
+_INNER_OUTPUTS = ("output_attentions", "output_hidden_states")
 _NO_LOGITS = (
     "none for a model that is captured: its program computes the loss alone; eval_loss is there"
 )
@@ -115,6 +120,8 @@ class ArgosyTrainer(transformers.Trainer):
         """Outputs of parts of the batch that is predicted."""
         self.ignored: set[str] = set()
         """Names of outputs that are not gathered."""
+        self.saved_names: frozenset[str] = frozenset()
+        """Names in the model's ``state_dict``."""
         args = args or transformers.TrainingArguments(output_dir="tmp_trainer")
         if args.world_size > 1:
             expected = "argosy.integrations.hf to be imported before TrainingArguments are made"
@@ -175,10 +182,18 @@ class ArgosyTrainer(transformers.Trainer):
         for name, instead in _REPLACED.items():
             if getattr(type(self), name) is not getattr(ArgosyTrainer, name):
                 refuse(name, f"a method of {type(self).__name__}", instead)
-        for name in _NOT_HONOURED:
-            if value := getattr(args, name, None):
-                refuse(name, str(value).lower(), "no such setting with a plan")
+        problems += _without_effect(args, self.model)
         raise_any(problems)
+
+    def _get_dataloader(self, *positional: Any, **keywords: Any) -> Any:
+        """Return a DataLoader whose workers draw the same random numbers on every rank, namely
+        those of one process."""
+        state = self.args.distributed_state
+        index, state.process_index = state.process_index, 0
+        try:
+            return super()._get_dataloader(*positional, **keywords)
+        finally:
+            state.process_index = index
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Leave the model in place, since ranks take their parts of it."""
@@ -196,6 +211,9 @@ class ArgosyTrainer(transformers.Trainer):
                 raise bad_input(
                     "an optimizer that takes groups of parameters", str(self.args.optim), "optim"
                 )
+            if hasattr(kind, "eval"):  # such as AdamWScheduleFree
+                expected = "an optimizer whose weights are the same in training and evaluation"
+                raise bad_input(expected, kind.__name__, "optim")
             decayed = frozenset(self.get_decay_parameter_names(self.model))
 
             def groups(named: Iterable[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:
@@ -220,12 +238,14 @@ class ArgosyTrainer(transformers.Trainer):
                 seed=self.args.seed,
             )
             self.optimizer = kind(groups([]), **options)
+            refuse_whole_calls(self.model)
         return self.optimizer
 
     def _compare_values(self) -> None:
         """Raise an ``InputError`` if ranks have built models with different values, for example
         without ``set_seed``."""
         state = self.model.state_dict()
+        self.saved_names = frozenset(state)
         samples = {
             name: value.detach().flatten()[:: max(1, value.numel() // _SAMPLES)].double().cpu()
             for name, value in state.items()
@@ -257,27 +277,44 @@ class ArgosyTrainer(transformers.Trainer):
 
     def _loss_of(self, model: Any, batch: dict[str, Any]) -> Any:
         """Return the loss of the Trainer's ``compute_loss``: a mean over a part of the batch, or
-        the part's share of the whole loss if the number of items in the whole batch is known."""
+        the part's share of the whole loss if it is divided by the number of items in the whole
+        batch."""
         inputs = dict(batch)
         rows = inputs.pop(_ROWS, None)
         if rows is not None and not self._has_labels(inputs):
             self._keep(rows, model(**inputs), first=0)
             return torch.zeros((), device=rows.device), None
-        counted = {name: inputs.pop(name) for name in (_ITEMS,) if name in inputs}
-        if self.compute_loss_func is None and self.label_smoother is None:
-            outputs = model(**inputs, **counted)
-            loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
+        items = inputs.pop(_ITEMS, None)
+        if items is None:
+            loss, outputs = self._loss_and_outputs(model, inputs, {})
+            is_share = False
         else:
-            labels = inputs.pop("labels")
-            outputs = model(**inputs)
-            if self.compute_loss_func is not None:
-                loss = self.compute_loss_func(outputs, labels, **{_ITEMS: None, **counted})
-            else:
-                shifts = type(self.model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-                loss = self.label_smoother(outputs, labels, shift_labels=shifts, **counted)
+            device = next(value.device for value in inputs.values() if isinstance(value, Tensor))
+            count = torch.tensor(float(items), device=device)
+            with ReadWatch(count) as watch:
+                loss, outputs = self._loss_and_outputs(model, inputs, {_ITEMS: count})
+            is_share = watch.is_read
+            if not is_share and self.args.gradient_accumulation_steps > 1:
+                expected = "1, because the loss ignores num_items_in_batch"
+                steps = self.args.gradient_accumulation_steps
+                raise bad_input(expected, steps, "gradient_accumulation_steps")
         if rows is not None:
             self._keep(rows, outputs, first=1)
-        return (loss, None) if counted else loss
+        return (loss, None) if is_share else loss
+
+    def _loss_and_outputs(
+        self, model: Any, inputs: dict[str, Any], counted: dict[str, Tensor]
+    ) -> tuple[Any, Any]:
+        if self.compute_loss_func is None and self.label_smoother is None:
+            outputs = model(**inputs, **counted)
+            return outputs["loss"] if isinstance(outputs, dict) else outputs[0], outputs
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        if self.compute_loss_func is not None:
+            return self.compute_loss_func(outputs, labels, **{_ITEMS: None, **counted}), outputs
+        kind = type(without_wrapper(self.model)).__name__
+        shifts = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+        return self.label_smoother(outputs, labels, shift_labels=shifts, **counted), outputs
 
     def _has_labels(self, inputs: dict[str, Any]) -> bool:
         return bool(self.label_names) and all(
@@ -302,7 +339,7 @@ class ArgosyTrainer(transformers.Trainer):
     ) -> nn.Module:
         """Wrap the model, so that accelerate does not change it."""
         del training, dataloader
-        return model if isinstance(model, _Divided) else _Divided(model)
+        return model if isinstance(model, DividedModel) else DividedModel(model)
 
     def _divided(self) -> Trainer:
         if self.engine is None:
@@ -314,7 +351,8 @@ class ArgosyTrainer(transformers.Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Tensor:
         """Train on a batch by the plan, and update if it is the last one that is accumulated."""
-        engine, batch = self._divided(), self._counted(inputs, num_items_in_batch)
+        engine = self._divided()
+        batch = self._counted(self._prepare_inputs(inputs), num_items_in_batch)
         self._compare(batch)
         model.train()
         if not self.accelerator.sync_gradients:
@@ -360,6 +398,7 @@ class ArgosyTrainer(transformers.Trainer):
         """Return the loss of a batch and, unless only that is requested, its outputs and labels on
         every rank."""
         del model
+        inputs = self._prepare_inputs(inputs)
         engine, has_labels = self._divided(), self._has_labels(inputs)
         items = self._get_num_items_in_batch([inputs], self.args.device) if has_labels else None
         batch = self._counted(inputs, items)
@@ -387,13 +426,13 @@ class ArgosyTrainer(transformers.Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model as ``from_pretrained`` reads it (5). Every rank calls this."""
         folder = Path(output_dir or self.args.output_dir or ".")
-        saved = self._divided().save(folder / _FOLDER)
+        with in_contact_beside_others("while the model was saved, which all processes must do"):
+            saved = self._divided().save(folder / _FOLDER)
         if self.args.should_save:
-            names = self.model.state_dict().keys()
             values = {
                 name: value
                 for name, value in checkpoint.read_state_dict(saved).items()
-                if name in names
+                if name in self.saved_names
             }
             self._save(str(folder), state_dict=values)
             if not _internal_call or self.args.save_only_model:
@@ -428,14 +467,16 @@ class ArgosyTrainer(transformers.Trainer):
         checkpoint.load_weights(self._divided(), saved[-1])
 
 
+def _without_effect(args: Any, model: Any) -> Iterator[Problem]:
+    """Yield the settings of a script and of its model that a plan would ignore."""
+    for name in _NOT_HONOURED:
+        if value := getattr(args, name, None):
+            yield Problem(name, str(value).lower(), "no such setting with a plan")
+    for name in _INNER_OUTPUTS:
+        if getattr(getattr(model, "config", None), name, False):
+            yield Problem(f"model.config.{name}", "true", "false; a plan gathers logits alone")
+
+
 def _single(values: tuple[Any, ...] | None) -> Any:
     """Return a single value by itself instead of a tuple, as the Trainer expects."""
     return values[0] if values is not None and len(values) == 1 else values
-
-
-class _Divided(nn.Module):
-    """A model whose parts are on many ranks; accelerate treats it as one of its own wrappers."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
