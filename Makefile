@@ -9,7 +9,7 @@ SECONDS ?= 600
 PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help packages demo test test-all test-slurm test-manifests test-torch-free test-oldest test-doors test-gpu wheel fuzz audit coverage check format bench docs clean
+.PHONY: help packages demo test test-all test-slurm test-manifests test-torch-free test-oldest test-newest test-doors test-gpu wheel fuzz audit coverage check format bench docs clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/' | expand -t 12
@@ -39,6 +39,9 @@ test-torch-free: .venv-$(notdir $(PYTHON))/.torch-free   ## planning, simulating
 
 test-oldest: .venv-oldest/.torch-free   ## the same with the oldest versions that pyproject.toml allows: make test-oldest TESTS=tests/cluster
 	.venv-oldest/bin/python -m pytest -n $(JOBS) --dist worksteal --torch-free -m "not exhaustive and not slurm" -p no:cacheprovider $(TESTS)
+
+test-newest: .venv-newest/.any-torch   ## what uses torch, with the newest torch, which brings CUDA with it: make test-newest TESTS=tests/workload
+	.venv-newest/bin/python -m pytest -n $(JOBS) --dist worksteal -m "not exhaustive and not slurm" -p no:cacheprovider $(or $(TESTS),tests/workload tests/runtime tests/exporters tests/schedule tests/cost)
 
 test-doors: $(VENV)/.core   ## exports read by the systems themselves, each in an environment of its own: make test-doors DOORS="torchtitan megatron" NEWEST=1
 	$(BIN)/python tests/doors $(if $(NEWEST),--newest) $(DOORS)
@@ -99,6 +102,12 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check $(if $(filter oldest,$*),-c tests/oldest.txt) -e '.[nbody]' --group torch-free
+	@touch $@
+
+.venv-newest/.any-torch: pyproject.toml
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade -e '.[hf,torch,nbody]' --group any-torch
 	@touch $@
 
 # The dependency group of that name, and the extras of argosy that it is used with.

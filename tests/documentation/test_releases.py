@@ -59,6 +59,13 @@ def test_a_workflow_calls_the_makefile_alone(path: Path) -> None:
             assert all(re.fullmatch(r"[A-Z]+=\S+", variable) for variable in variables)
 
 
+def test_the_newest_torch_is_tested_every_night() -> None:
+    nightly = read(FORGE / "workflows" / "doors.yml")
+    assert nightly["on"]["schedule"]
+    steps = nightly["jobs"]["newest-torch"]["steps"]
+    assert {"run": "make test-newest"} in steps
+
+
 def test_every_python_that_is_listed_is_tested() -> None:
     pattern = r"Programming Language :: Python :: (3\.\d+)"
     listed = {

@@ -236,6 +236,17 @@ def test_a_divided_model_is_not_used_as_a_whole(name: str, tmp_path: Path) -> No
     assert GPT2LMHeadModel.from_pretrained(tmp_path).state_dict().keys() == names
 
 
+def test_a_checkpoint_of_one_process_is_not_resumed(tmp_path: Path) -> None:
+    trainer: Any = hf.ArgosyTrainer.__new__(hf.ArgosyTrainer)
+    trainer.engine = object()
+    with pytest.raises(InputError, match="because it has weights alone, and the model is divided"):
+        trainer._load_from_checkpoint(str(tmp_path))
+    trainer.engine = None
+    (tmp_path / "optimizer.pt").touch()
+    with pytest.raises(InputError, match="by a plan because its optimizer state is that of one"):
+        trainer._load_from_checkpoint(str(tmp_path))
+
+
 def test_an_optimizer_with_other_weights_in_evaluations_is_refused() -> None:
     class ScheduleFree(torch.optim.SGD):
         def eval(self) -> None: ...

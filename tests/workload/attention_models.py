@@ -51,6 +51,7 @@ ATTENTIONS: Mapping[str, Attention] = {
     "mask of numbers": lambda q, k: _masked(q, k, q.dtype),
     "mask of truth values, by a function of torch": _multi_head,
     "dropout": lambda q, k: F.scaled_dot_product_attention(q, k, k, dropout_p=0.1),
+    "keys of one head for all": lambda q, k: F.scaled_dot_product_attention(q, k[:, :1], k[:, :1]),
     "one head": lambda q, k: F.scaled_dot_product_attention(q[:, 0], k[:, 0], k[:, 0]),
     "mask with gradients": lambda q, k: F.scaled_dot_product_attention(
         q, k, k, attn_mask=q @ k.transpose(-1, -2)

@@ -447,9 +447,20 @@ class ArgosyTrainer(transformers.Trainer):
             super()._save_rng_state(output_dir)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Leave weights to the plan's own checkpoint, if there is one."""
-        if not checkpoints(Path(resume_from_checkpoint) / _FOLDER):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        """Leave weights to the plan's own checkpoint. Without one there may be weights alone, which
+        are read before the model is divided."""
+        folder = Path(resume_from_checkpoint)
+        if checkpoints(folder / _FOLDER):
+            return
+        reason = None
+        if (folder / "optimizer.pt").exists():
+            reason = "its optimizer state is that of one process"
+        elif self.engine is not None:
+            reason = "it has weights alone, and the model is divided already"
+        if reason is not None:
+            remedy = f'from_pretrained("{folder}") with a new trainer, which begins at step 0'
+            raise impossible(f"resume {folder} by a plan", reason, remedy)
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

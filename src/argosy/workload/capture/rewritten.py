@@ -4,8 +4,9 @@
      so they are looked up as rows and combined
 (2)  a normalisation of every channel of every sample, which torch computes as that of a batch of
      one sample, is a normalisation of groups of one channel
-(3)  attention, for which torch chooses an operation by device and dtype, is the one of CPUs, or
-     what that kernel does not compute, matrix products: so a plan made on a CPU fits a run on GPUs
+(3)  attention, for which torch chooses an operation by device, dtype and its own version, is the
+     kernel of CPUs, or matrix products if it is not four-dimensional or that kernel does not
+     compute it: so a plan made on a CPU fits a run on GPUs
 
 These are functions in Python: the operations that a trace shows are what they are made of.
 """
@@ -28,12 +29,9 @@ _attention = F.scaled_dot_product_attention
 
 
 @contextmanager
-def attention_as_on_cpus(device: torch.device) -> Iterator[None]:
+def attention_as_on_cpus() -> Iterator[None]:
     """Apply (3) also to calls by functions of torch, such as that of nn.MultiheadAttention, which
     a mode does not see."""
-    if device.type == "cpu":
-        yield
-        return
     with patch.object(F, "scaled_dot_product_attention", attention):
         yield
 
@@ -41,7 +39,7 @@ def attention_as_on_cpus(device: torch.device) -> Iterator[None]:
 def rewritten(function: Any, args: Any, kwargs: Any) -> Any:
     """Return the result of a call by (1) to (3); ``NotImplemented`` if it is to be called as it
     is."""
-    if function is _attention and not args[0].is_cpu:
+    if function is _attention:
         return attention(*args, **(kwargs or {}))
     if function not in _REWRITTEN:
         return NotImplemented
@@ -87,7 +85,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Return the attention that a CPU would compute (3)."""
+    """Return attention by (3)."""
     device = query.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)

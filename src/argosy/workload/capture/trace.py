@@ -142,7 +142,7 @@ def _trace_once(fake: FakeModel, way: _Way, opaque: OpaqueModules) -> GraphWrite
         return loss.detach(), gradients, trained, kept
 
     modules = ModuleStack(fake.model)
-    flags, places = tracing_flags(), attention_as_on_cpus(device)
+    flags, places = tracing_flags(), attention_as_on_cpus()
     passing = (OpaqueModuleError,)
     blame = blamed(name, expected=RUNS, suggestion=ALONE, why=opaque.why, passing=passing)
     with flags, places, modules, blame:
