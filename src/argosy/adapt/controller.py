@@ -28,7 +28,7 @@ state adds to that step (``Predictor.exposed``), and a second move if the change
 already lost by not having moved shows when a move is worth it, as in the ski rental problem:
 
     (3)  regret of p = max(0, regret of p + seconds of the plan in force - seconds of p in the
-         latest world), each step
+         latest world), each step, the plan in force under the best of its schedules
     (4)  move to p if regret of p, or its gain times the steps that worlds like this one have lasted
          beyond the present age, >= moving + min(moving back, what p loses in the world before x n),
          and n x regret of p / its steps >= moving, with n the remaining steps
@@ -71,7 +71,7 @@ from argosy.adapt.watch import MEMORY, ClusterWatch, World, are_alike, in_world,
 from argosy.cluster.lasting import within_reach
 from argosy.cluster.topology import Cluster
 from argosy.cost.compute import ComputeModel
-from argosy.cost.moving import migration, process_groups
+from argosy.cost.moving import process_groups
 from argosy.errors import InfeasibleError
 from argosy.plan.plan import Plan
 from argosy.workload.chain import Chain
@@ -282,10 +282,15 @@ class Controller:
         return self.predictor.seconds(plan, world) * ratio
 
     def _gain(self, plan: Plan, world: World) -> float:
-        """Return the seconds that a step of another plan saves in a world; 0 if the plan in force
-        gets stuck."""
-        now = self._seconds(self.plan, world)
+        """Return the seconds that a step of another plan saves in a world, beyond those that
+        another schedule would save; 0 if the plan in force gets stuck."""
+        variants = (self.plan, *self._rescheduled())
+        now = min(self._seconds(variant, world) for variant in variants)
         return now - self._seconds(plan, world) if math.isfinite(now) else 0.0
+
+    def _rescheduled(self) -> list[Plan]:
+        """Return the plan in force under every schedule that it may switch to."""
+        return [replace(self.plan, schedule=schedule) for schedule in self.schedules]
 
     def _is_faster(self, plan: Plan, mean_gain: float = 0.0) -> bool:
         """Return whether a plan is faster in the believed world and in that of the latest samples
@@ -317,10 +322,7 @@ class Controller:
     def _free(self, stay: Decision) -> list[Decision]:
         """Return changes that move no state and are faster: other schedules, other shares of
         samples, or both."""
-        changes = [
-            (AdaptationLevel.K, replace(self.plan, schedule=schedule))
-            for schedule in self.schedules
-        ]
+        changes = [(AdaptationLevel.K, variant) for variant in self._rescheduled()]
         if self.limits.reach.allows(AdaptationLevel.SHARES):
             shared = with_shares(self.plan, self.chain, self.cluster, stay.world)
             schedules = (self.plan.schedule, *self.schedules)
@@ -376,6 +378,8 @@ class Controller:
         for key, plan in self.kept.items():
             if plan.stages != self.plan.stages and self._is_faster(plan, self.regrets[key].mean):
                 moving = self._moving(self.plan, plan, stay.world)
+                if math.isinf(moving):
+                    continue
                 if math.isfinite(stay.before):
                     if not self._is_worth(key, plan, moving):
                         continue
@@ -430,11 +434,11 @@ class Controller:
     def _moving(self, old: Plan, new: Plan, world: World) -> float:
         """Return the seconds of a move in a world: those before the next step, and those that
         optimizer state adds to that step."""
-        believed = in_world(self.cluster, world)
-        moves = migration(old, new, self.chain, believed)
+        moves = self.predictor.migration(old, new, world)
         if moves.is_free:
             return 0.0
         exposed = self.predictor.exposed(new, moves.state, world)
+        believed = in_world(self.cluster, world)
         before_step = moves.seconds_before_step(believed, known=self.groups)
         return self.moving_ratio * (before_step + exposed)
 

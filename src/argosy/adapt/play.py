@@ -29,6 +29,7 @@ from argosy.adapt.controller import (
 )
 from argosy.adapt.predictor import Predictor, plan_key
 from argosy.adapt.watch import in_grains
+from argosy.choose.policy import schedules_that_fit
 from argosy.cluster.lasting import at_moment, from_moment, within_reach
 from argosy.cluster.topology import Cluster
 from argosy.cluster.trace import Trace
@@ -42,9 +43,6 @@ from argosy.workload.chain import Chain
 NOTICE = 10.0
 # The oracle tries this many plans for a step, those that were best in a similar state.
 _PLAYED = 4
-# A step that takes this many times longer than the fastest one, while something is down, is held
-# up.
-_STUCK = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +77,12 @@ class Playback:
 
     def __init__(self, chain: Chain, cluster: Cluster, model: ComputeModel) -> None:
         self.chain, self.cluster, self.model = chain, cluster, model
-        self.moving = [link.bandwidth for link in cluster.links if not link.bandwidth.is_constant]
-        self.moving += [device.speed for device in cluster.devices if not device.speed.is_constant]
+        speeds = [device.speed for device in cluster.devices]
+        traces = [trace for link in cluster.links for trace in (link.bandwidth, link.latency)]
+        self.moving = [trace for trace in (*traces, *speeds) if not trace.is_constant]
+        bandwidths = [link.bandwidth for link in cluster.links]
+        self.losing = [trace for trace in (*bandwidths, *speeds) if 0 in trace.values]
+        """Traces of links and devices that are lost at some time."""
         self.predictor = Predictor(chain, cluster, model)
         self.known: dict[tuple[object, ...], float] = {}
 
@@ -129,19 +131,19 @@ class Playback:
         }
         return rates, speeds
 
-    def gone_after(self, plan: Plan, start: float, end: float) -> float:
-        """Return when something that a plan uses first went away for more than ``NOTICE`` seconds;
-        otherwise infinity."""
-        used = set(plan.devices)
-        traces = [device.speed for device in self.cluster.devices if device.name in used]
-        traces += [link.bandwidth for link in self.cluster.links]
-        losses = [
-            time
-            for trace in traces
-            for time in (start, *trace.knots_between(start, end))
-            if trace.at(time) == 0 and trace.next_change(time) > time + NOTICE
-        ]
-        return min(losses, default=math.inf)
+    def stuck_from(self, plan: Plan, start: float, end: float) -> float:
+        """Return from when a step between two moments waits for a link or device that is lost for
+        more than ``NOTICE`` seconds; infinity if it does not."""
+        for time in sorted(
+            {start, *(at for t in self.losing for at in t.knots_between(start, end))}
+        ):
+            is_lost = any(
+                trace.at(time) == 0 and trace.next_change(time) > time + NOTICE
+                for trace in self.losing
+            )
+            if is_lost and time + NOTICE < end and math.isinf(self.lasting(plan, time)):
+                return time
+        return math.inf
 
 
 def seen_level(trace: Trace, start: float, end: float) -> float:
@@ -174,7 +176,12 @@ def play(
     most_steps: float = math.inf,
 ) -> PolicyRun:
     """Run a policy from time 0 until the first step that would begin after ``until``, or for
-    ``most_steps`` steps."""
+    ``most_steps`` steps.
+
+    ``schedules`` is the plan under the schedules that it, and plans after it, may switch to if they
+    fit.
+    """
+    specs = [variant.schedule for variant in schedules if not variant.schedule.kind.is_chunked]
     controller = Controller(
         plan,
         stage.chain,
@@ -183,16 +190,15 @@ def play(
         model=stage.model,
         schedules=schedules,
         replan=replan,
+        variants=lambda other: schedules_that_fit(other, stage.chain, stage.cluster, specs),
     )
-    clock, steps, usual = 0.0, list[PlayedStep](), math.inf
+    clock, steps = 0.0, list[PlayedStep]()
     while clock < until and len(steps) < most_steps:
         current = controller.plan
         seconds = stage.seconds(current, clock)
-        gone = math.inf
-        if seconds > _STUCK * usual:
-            gone = stage.gone_after(current, clock, min(clock + seconds, until))
-        if limits.reach is AdaptationLevel.FULL and math.isfinite(gone):
-            end, lost = _give_up(stage, controller, clock, gone + NOTICE, len(steps))
+        stuck = stage.stuck_from(current, clock, min(clock + seconds, until))
+        if limits.reach is AdaptationLevel.FULL and math.isfinite(stuck):
+            end, lost = _give_up(stage, controller, clock, stuck + NOTICE, len(steps))
             if controller.plan is not current:
                 steps.append(lost)
                 clock = end
@@ -201,7 +207,6 @@ def play(
             clock = until
             break
         steps.append(PlayedStep(start=clock, seconds=seconds, plan=current))
-        usual = min(usual, seconds)
         steps_left = min(
             math.ceil(max(0.0, until - clock - seconds) / seconds), most_steps - len(steps)
         )
