@@ -5,6 +5,7 @@ the future: one moves for nothing, the other pays for its moves.
     python -m benchmarks.adaptation                  the table, as markdown
     python -m benchmarks.adaptation oboe flips       only traces whose names begin so
     python -m benchmarks.adaptation fresh            ten traces that no rule was chosen on
+    python -m benchmarks.adaptation known apart      24 traces on other clusters and models
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from argosy.adapt.controller import SEARCHED, AdaptationLevel, ControllerLimits
-from argosy.adapt.play import Playback, play, play_oracle
+from argosy.adapt.play import Playback, PolicyRun, play, play_oracle
 from argosy.adapt.predictor import plan_key
 from argosy.adapt.watch import World, are_alike, in_grains, in_world
 from argosy.choose.policy import schedules_that_fit
@@ -36,6 +37,7 @@ from argosy.planner import Settings, kept_plans
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
+from benchmarks.adaptation_cases import Case, Setting, apart, known
 from benchmarks.paying_oracle import paying_oracle
 from benchmarks.scenarios import slot
 
@@ -59,6 +61,18 @@ POLICIES = (
     "longest change, steps",
     "full over oracle",
     "full from it over oracle",
+)
+# Columns of the traces on other clusters; all policies start with the planner's plan.
+OTHER_POLICIES = (
+    "static, samples/s",
+    "adaptive k",
+    "k and shares",
+    "full",
+    "oracle",
+    "paying oracle",
+    "longest change, steps",
+    "full over oracle",
+    "full over paying oracle",
 )
 
 
@@ -178,12 +192,12 @@ def fresh() -> Iterator[tuple[str, Cluster]]:
     )
 
 
-def longest_change(cluster: Cluster) -> float:
+def longest_change(cluster: Cluster, until: float) -> float:
     """Seconds of the longest time after a change in which no level leaves those that it began with
     (``SEARCHED``)."""
     changing = [link.bandwidth for link in cluster.links if not link.bandwidth.is_constant]
     changing += [device.speed for device in cluster.devices if not device.speed.is_constant]
-    times = sorted({time for trace in changing for time in trace.times if time < SECONDS})
+    times = sorted({time for trace in changing for time in trace.times if time < until})
     worlds = [
         World(speeds=tuple((str(at), trace.at(time)) for at, trace in enumerate(changing)))
         for time in times
@@ -193,7 +207,7 @@ def longest_change(cluster: Cluster) -> float:
         if not are_alike(worlds[starts[-1]], worlds[at], SEARCHED):
             starts.append(at)
     ends = [times[at] for at in starts[1:]]
-    return max((end - begin for begin, end in pairwise([*ends, SECONDS])), default=0.0)
+    return max((end - begin for begin, end in pairwise([*ends, until])), default=0.0)
 
 
 def _pulses(period: float, seconds: float, level: float) -> list[tuple[float, float]]:
@@ -265,41 +279,85 @@ class Planner:
 
 def rates(chain: Chain, cluster: Cluster, planner: Planner) -> list[float]:
     """Samples per second of every policy, in the order of ``POLICIES``."""
-    plain = plan_on(cluster, chain)
-    planned = planner(pair())[0]
+    plain, planned = plan_on(cluster, chain), planner(pair())[0]
     stage = Playback(chain, cluster, ComputeModel())
-    found, variants = [], []
-    for plan, reaches in (
-        (plain, AdaptationLevel),
-        (planned, (AdaptationLevel.OFF, AdaptationLevel.FULL)),
-    ):
-        fitting = schedules_that_fit(plan, chain, cluster)
-        variants += fitting
-        for reach in reaches:
-            limits = ControllerLimits(reach=reach)
-            found.append(
-                play(stage, plan, until=SECONDS, limits=limits, schedules=fitting, replan=planner)
-            )
-    found.append(play_oracle(stage, variants, until=SECONDS, replan=planner))
-    used = {plan_key(step.plan): step.plan for course in found for step in course.steps}
+    runs = _runs(stage, plain, tuple(AdaptationLevel), planner, SECONDS)
+    runs += _runs(stage, planned, (AdaptationLevel.OFF, AdaptationLevel.FULL), planner, SECONDS)
+    oracles = _oracles(stage, planned, (plain, planned), runs, planner, SECONDS)
+    return [*(run.samples_per_second for run in runs), *oracles]
+
+
+def other_rates(case: Case, planner: Planner) -> list[float]:
+    """Samples per second of every policy, in the order of ``OTHER_POLICIES``."""
+    seconds = case.setting.seconds
+    planned = planner(case.setting.cluster())[0]
+    stage = Playback(planner.chain, case.cluster, ComputeModel())
+    runs = _runs(stage, planned, tuple(AdaptationLevel), planner, seconds)
+    oracles = _oracles(stage, planned, (planned,), runs, planner, seconds)
+    return [*(run.samples_per_second for run in runs), *oracles]
+
+
+def _runs(
+    stage: Playback,
+    plan: Plan,
+    reaches: Sequence[AdaptationLevel],
+    planner: Planner,
+    seconds: float,
+) -> list[PolicyRun]:
+    """Runs that start with a plan, one for each level of adaptation."""
+    return [
+        play(
+            stage,
+            plan,
+            until=seconds,
+            limits=ControllerLimits(reach=reach),
+            schedules=schedules_that_fit(plan, stage.chain, stage.cluster),
+            replan=planner,
+        )
+        for reach in reaches
+    ]
+
+
+def _oracles(
+    stage: Playback,
+    planned: Plan,
+    starts: Sequence[Plan],
+    runs: Sequence[PolicyRun],
+    planner: Planner,
+    seconds: float,
+) -> tuple[float, float]:
+    """Samples per second of the oracle that moves for nothing and of the one that pays."""
+    variants = [
+        variant
+        for plan in starts
+        for variant in schedules_that_fit(plan, stage.chain, stage.cluster)
+    ]
+    free = play_oracle(stage, variants, until=seconds, replan=planner)
+    used = {plan_key(step.plan): step.plan for run in (*runs, free) for step in run.steps}
     others = [plan for key, plan in used.items() if key != plan_key(planned)]
-    paying = paying_oracle(stage, [planned, *others], SECONDS)
-    return [*(course.samples_per_second for course in found), paying]
+    return free.samples_per_second, paying_oracle(stage, [planned, *others], seconds)
 
 
 def main(names: Sequence[str]) -> None:
+    halves = {"known": known, "apart": apart}
+    for half in (halves[name] for name in names if name in halves):
+        play_others(half())
+    names = [name for name in names if name not in halves]
+    if names or len(sys.argv) == 1:
+        play_pair(names)
+
+
+def play_pair(names: Sequence[str]) -> None:
+    """Print the table of the traces on two pairs of cards."""
     chain = load_model("gpt2-xl")
-    planner, ratios, shares = (
-        Planner(chain, BATCH),
-        list[tuple[float, str]](),
-        list[tuple[float, str]](),
-    )
-    print(f"| trace | {' | '.join(POLICIES)} |\n{'| --- ' * (len(POLICIES) + 1)}|", flush=True)
+    planner = Planner(chain, BATCH)
+    ratios, shares = list[tuple[float, str]](), list[tuple[float, str]]()
+    _print_head(POLICIES)
     for name, cluster in [*traces(), *fresh()]:
         if not name.startswith(tuple(names)) if names else name.startswith("fresh"):
             continue
         plain, *adaptive, planned, full, oracle, paying = rates(chain, cluster, planner)
-        steps = longest_change(cluster) * planned / BATCH
+        steps = longest_change(cluster, SECONDS) * planned / BATCH
         cells = [f"{plain:.2f}", *(f"{rate / plain:.3f}" for rate in adaptive)]
         cells += [f"{planned:.2f}", f"{full / planned:.3f}", f"{oracle / planned:.3f}"]
         cells += [f"{paying / planned:.3f}"]
@@ -308,6 +366,37 @@ def main(names: Sequence[str]) -> None:
         ratios.append((min(min(adaptive) / plain, full / planned), name))
         if steps > LASTING:
             shares.append((min(adaptive[-1], full) / oracle, name))
+    _print_bounds(ratios, shares)
+
+
+def play_others(cases: Sequence[Case]) -> None:
+    """Print the table of the traces on other clusters."""
+    planners: dict[Setting, Planner] = {}
+    ratios, shares = list[tuple[float, str]](), list[tuple[float, str]]()
+    _print_head(OTHER_POLICIES)
+    for case in cases:
+        setting = case.setting
+        if setting not in planners:
+            chain = load_model(setting.model, sequence_length=1024)
+            planners[setting] = Planner(chain, setting.global_batch)
+        static, *adaptive, oracle, paying = other_rates(case, planners[setting])
+        steps = longest_change(case.cluster, setting.seconds) * static / setting.global_batch
+        cells = [f"{static:.2f}", *(f"{rate / static:.3f}" for rate in (*adaptive, oracle, paying))]
+        cells += [f"{steps:.0f}", f"{adaptive[-1] / oracle:.3f}", f"{adaptive[-1] / paying:.3f}"]
+        print(f"| {case.name} | {' | '.join(cells)} |", flush=True)
+        ratios.append((min(adaptive) / static, case.name))
+        if steps > LASTING:
+            shares.append((adaptive[-1] / oracle, case.name))
+    _print_bounds(ratios, shares)
+
+
+def _print_head(policies: Sequence[str]) -> None:
+    print(f"| trace | {' | '.join(policies)} |\n{'| --- ' * (len(policies) + 1)}|", flush=True)
+
+
+def _print_bounds(ratios: Sequence[tuple[float, str]], shares: Sequence[tuple[float, str]]) -> None:
+    """Print how far both bounds are kept: 0.99 of static, and 0.9 of the oracle where a change
+    lasts."""
     worst, where = min(ratios)
     print(f"\nThe lowest ratio of an adaptive policy to its static plan is {worst:.3f} ({where}).")
     for share, name in sorted(shares):
