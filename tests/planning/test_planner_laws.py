@@ -113,11 +113,13 @@ def rates(low: float, high: float) -> st.SearchStrategy[float]:
 WORLDS = st.builds(
     World,
     sites=st.lists(
-        st.builds(
-            Site,
-            kind=st.sampled_from((1, 2)),
-            nodes=st.integers(1, 2),
-            per_node=st.sampled_from((1, 2)),
+        st.one_of(
+            st.builds(
+                Site, kind=st.sampled_from((1, 2)), nodes=st.integers(1, 4), per_node=st.just(1)
+            ),
+            st.builds(
+                Site, kind=st.sampled_from((1, 2)), nodes=st.integers(1, 2), per_node=st.just(2)
+            ),
         ),
         min_size=1,
         max_size=2,
@@ -126,6 +128,7 @@ WORLDS = st.builds(
     nic_latency=rates(1e-6, 0.2),
     wan=rates(1.25e6, 4e11),
     wan_latency=rates(1e-6, 0.2),
+    memory=st.sampled_from((40e9, 40e9, 2e9, 1.2e9)),
 )
 
 
@@ -221,6 +224,7 @@ def test_no_part_of_a_cluster_and_no_restricted_search_has_a_faster_plan(
                 {"schedules": ONE_F_ONE_B},
                 {"max_width": 1},
                 {"width": 2},
+                {"width": 3},
                 {"width": 4},
                 {"mixed": False, "even_shares": True, "schedules": ONE_F_ONE_B},
                 {"runnable": True},

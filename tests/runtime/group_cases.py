@@ -81,7 +81,7 @@ def chain() -> Chain:
     return Chain(name="naps", layers=layers, sequence_length=1, dtype=Dtype.FP32, optimizer="adamw")
 
 
-def compute_model() -> ComputeModel:
+def compute_model(widths: tuple[int, ...] = (1, 2)) -> ComputeModel:
     rows = tuple(
         ProfileRow(
             layer="work",
@@ -92,7 +92,7 @@ def compute_model() -> ComputeModel:
             backward_seconds=2 * SECONDS * samples / width,
         )
         for samples in (1, SIZE)
-        for width in (1, 2)
+        for width in widths
     )
     return ComputeModel(profiles={"core": Profile(device="core", model="naps", rows=rows)})
 

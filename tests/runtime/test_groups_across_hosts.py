@@ -44,18 +44,18 @@ nic = {{ bandwidth = "10 Gbit/s", latency = "20 us" }}
     return build_cluster(parse_toml(text, file="hosts.toml"), folder=Path())
 
 
-def found(memory: str, *, spanning: bool | None = None) -> Plan:
-    settings = Settings(runnable=True, spanning=spanning)
+def found(memory: str, *, spanning: bool | None = None, width: int | None = None) -> Plan:
+    settings = Settings(runnable=True, spanning=spanning, width=width)
+    model = compute_model((1, 2) if width is None else (width,))
     batch = SIZE * MICRO_BATCHES
-    return find_plan(
-        chain(), hosts(memory), global_batch=batch, settings=settings, model=compute_model()
-    )
+    return find_plan(chain(), hosts(memory), global_batch=batch, settings=settings, model=model)
 
 
-def train(ranks: RankPool, plan: Plan) -> None:
+def train(ranks: RankPool, plan: Plan, hosts_of_a_group: int = 2) -> None:
     """Check that each group has several hosts, and that losses are those of one process."""
     groups = [replica.devices for stage in plan.stages for replica in stage.replicas]
-    assert all(len({name.partition(".")[0] for name in group}) == 2 for group in groups)
+    numbers = {len({name.partition(".")[0] for name in group}) for group in groups}
+    assert numbers == {hosts_of_a_group}
     [losses, *_] = ranks(len(plan.devices), train_by, plan, STEPS)
     assert losses == pytest.approx(train_alone(STEPS), abs=1e-7)
 
@@ -74,3 +74,10 @@ def test_a_plan_that_is_faster_across_hosts_runs(ranks: RankPool) -> None:
     assert plan.predicted is not None and inside.predicted is not None
     assert plan.predicted.iteration_seconds < 0.9 * inside.predicted.iteration_seconds
     train(ranks, plan)
+
+
+def test_a_group_on_three_of_four_hosts_runs(ranks: RankPool) -> None:
+    """The requested width divides neither the hosts nor the columns of the weights."""
+    plan = found("8 KiB", width=3)
+    assert len(plan.devices) == 3
+    train(ranks, plan, 3)

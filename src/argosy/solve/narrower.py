@@ -8,9 +8,10 @@ plan.
      such requests follow, once for each width that fills several nodes of a pool, unless the bound
      on plans whose groups all have this width (``space.rate.width_bound``) is no less than the time
      of the best plan.
-(3)  On a large cluster, level 1 also skips a width of (2) if that bound is not below the bound of
-     every width inside nodes. It does not skip one that the best plan misses by far: then something
-     else than throughput, such as memory, decides.
+(3)  On a large cluster, level 1 considers only groups that fill a power of two of nodes or divide
+     the nodes of a pool, and skips a width of (2) if that bound is not below the bound of every
+     width inside nodes. It does not skip one that the best plan misses by far: then something else
+     than throughput, such as memory, decides.
 
 Level 2 continues the searches of (2) after its own proof, in the time that is left.
 A certificate covers plans of (2) only if the best plan is one of them.
@@ -81,12 +82,21 @@ class NarrowerSearches:
                 self.widths[width].prove()
                 yield self._on_all_pools(self.widths[width])
 
+    def covers(self, stages: Complete) -> bool:
+        """Return whether the proof of a plan with groups across nodes is that of the search of its
+        width."""
+        return self._search_of(stages) is not None
+
+    def _search_of(self, stages: Complete) -> PoolSearch | None:
+        widths = {part.tensor_width for choice in stages for part in choice.option.parts}
+        is_alone = len(widths) == 1 and has_spanning_group(stages)
+        return self.widths.get(widths.pop()) if is_alone else None
+
     def covered(self, plan: Plan, stages: Complete) -> Plan:
         """Return a plan with a certificate that covers the search of its width, too, if it has
         groups across nodes."""
-        widths = {part.tensor_width for choice in stages for part in choice.option.parts}
-        search = self.widths.get(widths.pop()) if len(widths) == 1 else None
-        if search is None or not has_spanning_group(stages):
+        search = self._search_of(stages)
+        if search is None:
             return plan
         own, other = plan.certificate, search.finish().certificate
         assert plan.predicted is not None and own is not None and other is not None
@@ -128,8 +138,7 @@ class NarrowerSearches:
         if not self.given.may_span or self.given.width is not None:
             return
         most = int(min(widest(whole.prices.chain.layers), self.given.max_width or math.inf))
-        across = {width for pool in whole.pools for width in spanning_widths(pool, most)}
-        bounds = {width: self._bound(width) for width in sorted(across)}
+        bounds = {width: self._bound(width) for width in sorted(self._widths_across(most))}
         for width in sorted(bounds, key=bounds.__getitem__):
             best = whole.incumbents.best
             if bounds[width] < best and not whole.budget.is_spent:
@@ -137,6 +146,18 @@ class NarrowerSearches:
                 is_searched = whole.level > 1 or whole.num_devices <= REFINED or is_far
                 if is_searched or bounds[width] < self._bound_inside(most):
                     yield width
+
+    def _widths_across(self, most: int) -> set[int]:
+        """Return the widths of (2); of (3) only those that fill a power of two of nodes or divide
+        the nodes of a pool."""
+        whole = self.whole
+        is_small = whole.level > 1 or whole.num_devices <= REFINED
+        return {
+            width
+            for pool in whole.pools
+            for width in spanning_widths(pool, most)
+            if is_small or _divides(width // pool.per_node, len(pool.nodes))
+        }
 
     def _bound_inside(self, most: int) -> float:
         inside = {width for pool in self.whole.pools for width in node_widths(pool, most)}
@@ -152,3 +173,7 @@ class NarrowerSearches:
             )
             for shape in whole.shapes
         )
+
+
+def _divides(number: int, nodes: int) -> bool:
+    return nodes % number == 0 or number & (number - 1) == 0

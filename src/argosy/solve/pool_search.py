@@ -93,21 +93,21 @@ class PoolSearch:
         self.prices = Prices(chain, self.pools, model)
         self.counters = Counters()
         scope = played_scope(settings, self.pools)
-        judge = Judge(self.prices, cluster, guesses=True, is_late=self._is_late)
+        judge = Judge(self.prices, cluster, guesses=True, is_late=self.is_late)
         trial = ExactTrial(
             self.prices, cluster, at_time_zero(cluster), scope, settings.executor, judge.played
         )
         self.incumbents = Incumbents(judge, trial, settings.ceiling)
         self.winners: list[Candidate] = []
-        """Winners of level 1 and of narrower searches; other results are simulated against them."""
+        """Winners of level 1 and of narrower searches, which play against other results."""
         self.narrower = NarrowerSearches(self)
+        self.spanning = spanning.SpanningSearch(self)
         self.interrupted = False
         self.left_open = self.left_across = math.inf
         """The least bounds of the plans that the search of these units has skipped, without and
         with groups across nodes."""
         self.branches: list[Branch] = []
-        self.pending: list[float] = []
-        """Bounds of shapes that were not searched yet."""
+        self.pending: list[float] = []  # bounds of shapes that were not searched yet
         self.shapes = list(batch_shapes(global_batch, settings.schedules))
         self.finished: Proof = (0.0, (), 1, True)
         """The last proof that was completed, at first that of level 1."""
@@ -142,6 +142,8 @@ class PoolSearch:
             )
         self._play_beside()
         self._add_winners(self.narrower.quick())
+        if self.num_devices <= effort.REFINED:
+            self.spanning.mix()
         self.winners.append(self.winner)
         self._add_proofs()
         spans = spanning.has_spanning_group(self.incumbents.found[0].plan)
@@ -160,6 +162,7 @@ class PoolSearch:
         self.incumbents.stop_folding()
         self._search_levels()
         self._add_winners(self.narrower.prove())
+        self.spanning.mix()
 
     def _search_levels(self) -> None:
         """Search all granularities, or as many as the level covers."""
@@ -173,10 +176,10 @@ class PoolSearch:
             if units != levels[0] and has_plan and not is_refined:
                 break
             self._search(units)
-            if not self._is_late():
-                self._search_across(self._prove_quickly() if self.level == 1 else math.inf)
+            if not self.is_late():
+                self.spanning.search(self._prove_quickly() if self.level == 1 else math.inf)
             has_plan = bool(self.incumbents.found)
-            if self._is_late():
+            if self.is_late():
                 return
             if has_plan and self.level == 1:
                 self._add_proofs()
@@ -190,7 +193,7 @@ class PoolSearch:
         if self.num_devices > FEW_DEVICES or not is_fine or self.is_part:
             return 0
         if self.incumbents.found:
-            self._prove(effort.QUICK_ROUNDS, effort.QUICK_GAP, spans=False)
+            self.raise_bound(effort.QUICK_ROUNDS, effort.QUICK_GAP, spans=False)
         return effort.SPANNING_ROUNDS
 
     def _add_proofs(self) -> None:
@@ -209,7 +212,7 @@ class PoolSearch:
             return True
         return find_fit(self.prices, self.shapes, scope) is not None
 
-    @cached_property
+    @property
     def free_bound(self) -> float:
         """Return a lower bound on every plan, of any granularity, searched or not."""
         spans = self.scope(self.units).spanning
@@ -227,22 +230,22 @@ class PoolSearch:
         return min(self.incumbents.best, *bounds, *([self.left_across] if spans else []))
 
     @property
-    def _is_quick(self) -> bool:
+    def is_quick(self) -> bool:
         """Return whether unpromising shapes are left open with their bounds, as on level 1 of a
         large cluster."""
         return self.level == 1 and self.settings.prune and self.num_devices > FEW_DEVICES
 
-    def scope(self, units: Vector) -> Scope:
-        settings = self.settings
-        if self.level < settings.level:
+    def scope(self, units: Vector, level: int | None = None) -> Scope:
+        settings, level = self.settings, level or self.level
+        if level < settings.level:
             # Level 2 starts from a plan without mixed stages, whose search takes long.
-            settings = replace(settings, level=self.level, mixed=settings.mixed and None)
+            settings = replace(settings, level=level, mixed=settings.mixed and None)
         return with_splits(search_scope(settings, self.pools, units), self.prices)
 
     def _search(self, units: Vector) -> None:
         for _ in range(3):
             judged = self._look(units)
-            self.incumbents.confirm(effort.PLAYS if self._is_quick else math.inf)
+            self.incumbents.confirm(effort.PLAYS if self.is_quick else math.inf)
             if self.level > 1:
                 break
             # Plans that are slower than judged were closed without a search.
@@ -250,7 +253,7 @@ class PoolSearch:
             if self.incumbents.best <= judged * effort.MISLED:
                 break
         if self.level > 1 or not self.settings.prune:
-            self._prove(math.inf, spans=False)
+            self.raise_bound(math.inf, spans=False)
 
     def _look(self, units: Vector) -> float:
         """Open every shape that may have a better plan; return the time of the best plan as judged
@@ -269,11 +272,11 @@ class PoolSearch:
         self.left_across = min((bound for bound, _ in across), default=math.inf)
         for bound, shape in shapes:
             self.pending.pop(0)
-            if self._is_late() or (self.settings.prune and bound >= self._goal):
+            if self.is_late() or (self.settings.prune and bound >= self.goal):
                 self._leave(bound)
                 continue
             size, best = shape.micro_batch_size, self.incumbents.best
-            is_alone = self._is_quick and estimated(bound, shape) > effort.HARDLY * best
+            is_alone = self.is_quick and estimated(bound, shape) > effort.HARDLY * best
             parts = stage_parts(self.prices, size, inside, self.counters)
             if self.settings.prune:
                 most = self._highest_useful_bound(bound, shape, is_alone=is_alone)
@@ -292,55 +295,28 @@ class PoolSearch:
             if is_alone or not options:
                 continue
             menu = Menu(self.prices, options, shape, ground, grid)
-            self._first_look(menu, counts, bound, units)
+            self.first_look(menu, counts, bound, units)
             if self.level > 1:
                 self.incumbents.confirm()
                 self._report()
-        self._vary(scope)
+        self.vary(scope)
         return self.incumbents.best
 
-    def _vary(self, scope: Scope) -> None:
+    def vary(self, scope: Scope) -> None:
         """Judge variants of the best plans."""
         if self.num_devices <= FEW_DEVICES:
             self.incumbents.reshape(self.shapes, scope)
-        for best in self.incumbents.found[:1] if not self._is_late() else ():
+        for best in self.incumbents.found[:1] if not self.is_late() else ():
             self.incumbents.improve(best, self.menus.get(best.shape.micro_batch_size, {}))
 
-    def _search_across(self, rounds: float) -> None:
-        """Search for better plans with a group across nodes, after all others."""
-        scope, before = self.scope(self.units), self.incumbents.best
-        shapes = spanning.spanning_shapes(self.prices, self.shapes, scope)
-        proves, self.left_across = rounds == math.inf, math.inf
-        ground = ground_of(self.cluster, self.pools, self.units, is_quick=not proves)
-        grid = all_cuts(self.prices) if proves else coarse_cuts(self.prices)
-        for bound, shape in shapes:
-            if self._is_late() or (self.settings.prune and bound >= self._goal):
-                self.left_across = min(self.left_across, bound)
-                continue
-            known = {} if self._is_quick else self.menus
-            below = self.incumbents.best
-            options = spanning.spanning_options(
-                self.prices, shape, scope, self.counters, known, below
-            )
-            if options:
-                self.menus[shape.micro_batch_size] = options
-                menu = Menu(self.prices, options, shape, ground, grid, spanning=True)
-                self._first_look(menu, scope.counts(self.pools), bound, self.units)
-        if self.incumbents.best < before:
-            self._vary(scope)
-        self.left_across = min(self.left_across, self.incumbents.best)
-        self.incumbents.confirm(effort.PLAYS if self._is_quick else math.inf)
-        if rounds and any(branch.spans for branch in self.branches):
-            self._prove(rounds, 0.0 if proves else effort.QUICK_GAP)
-
-    def _is_late(self) -> bool:
+    def is_late(self) -> bool:
         """Return whether the search ends as soon as it can: it has a plan, and the budget is
         spent."""
         return bool(self.incumbents.found) and self.budget.is_spent
 
     def _highest_useful_bound(self, bound: float, shape: Shape, *, is_alone: bool) -> float:
         """Return the bound of a shape above which a still higher one changes nothing."""
-        most = min(self._goal, hoped(bound, shape))
+        most = min(self.goal, hoped(bound, shape))
         if not is_alone:
             return most
         # A bound above one that stays open does not raise the certificate.
@@ -348,8 +324,8 @@ class PoolSearch:
 
     def _is_closed(self, bound: float) -> bool:
         """Return whether a shape with this bound is not searched any further."""
-        is_close = self._is_quick and bound * effort.CLOSE >= self.incumbents.best
-        return bound >= self._goal or is_close
+        is_close = self.is_quick and bound * effort.CLOSE >= self.incumbents.best
+        return bound >= self.goal or is_close
 
     def _leave(self, bound: float) -> None:
         self.counters.add("bound")
@@ -359,22 +335,26 @@ class PoolSearch:
     def slack(self) -> float:
         """Return the seconds by which dominance may be wrong, a fraction of the gap that is aimed
         at."""
-        is_used = self.level > 1 and self.settings.prune
-        return (1 - _AIM) * self.settings.gap * self.free_bound if is_used else 0.0
+        return self._slack if self.level > 1 and self.settings.prune else 0.0
+
+    @cached_property
+    def _slack(self) -> float:
+        """Keep the slack when the scope grows: open branches were pruned with it."""
+        return (1 - _AIM) * self.settings.gap * self.free_bound
 
     @property
-    def _goal(self) -> float:
+    def goal(self) -> float:
         """Return the seconds below which a plan must be to be worth searching."""
         return self.incumbents.best / (1 + (_AIM * self.settings.gap if self.level > 1 else 0.0))
 
-    def _first_look(self, menu: Menu, counts: Vector, bound: float, units: Vector) -> None:
+    def first_look(self, menu: Menu, counts: Vector, bound: float, units: Vector) -> None:
         """Add the search of a shape, after judging the plans that its bounds lead to at once.
 
         As long as there is no plan to beat, these are the plans near the bound, which takes less
         time; otherwise all of them.
         """
         hopes = (_NEAR * bound, hoped(bound, menu.shape)) if not self.incumbents.found else ()
-        menu.is_late = self._is_late
+        menu.is_late = self.is_late
         for hope in (*hopes, math.inf):
             try:
                 branch = self._open(menu, counts, min(self.incumbents.best, hope), units)
@@ -383,7 +363,7 @@ class PoolSearch:
                 return
             if self.incumbents.best <= branch.search.upper:
                 break  # what the tables left out cannot win
-            if self._is_quick and self.incumbents.found:
+            if self.is_quick and self.incumbents.found:
                 self._leave(branch.search.upper)
                 break
         self.branches.append(branch)
@@ -397,7 +377,7 @@ class PoolSearch:
         )
         return Branch(search=search, counts=counts, most_stages=most_stages, spans=menu.spanning)
 
-    def _prove(self, most_rounds: float, gap: float = 0.0, *, spans: bool = True) -> None:
+    def raise_bound(self, most_rounds: float, gap: float = 0.0, *, spans: bool = True) -> None:
         """Search best-first over all shapes, or without groups across nodes, until the gap is small
         enough; ``gap`` is what level 1 leaves."""
         rounds = 0
@@ -406,7 +386,7 @@ class PoolSearch:
             branches = (branch for branch in self.branches if spans or not branch.spans)
             branch = min(branches, key=lambda branch: branch.bound, default=None)
             least = branch.bound if branch is not None else math.inf
-            goal = self._goal / (1 + gap) + self.slack
+            goal = self.goal / (1 + gap) + self.slack
             self._report()
             doubtful = self.incumbents.least_open_suspect + self.slack
             if min(least, doubtful) >= goal:
@@ -433,7 +413,7 @@ class PoolSearch:
             self.branches.remove(branch)
         self.branches += parts
         for part in parts:
-            if self._is_late():
+            if self.is_late():
                 break
             plans = list(part.search.descend(self.incumbents.best))
             self.incumbents.keep(part.search.shape, plans, self.units)
@@ -458,7 +438,7 @@ class PoolSearch:
         return self._decide(*self.winners).winner
 
     def _decide(self, *others: Candidate) -> Verdict:
-        finalists = effort.finalists(self.incumbents, self.level, is_quick=self._is_quick)
+        finalists = effort.finalists(self.incumbents, self.level, is_quick=self.is_quick)
         return self.incumbents.trial.decide([*finalists, *others])
 
     def _play_beside(self) -> None:
@@ -472,20 +452,26 @@ class PoolSearch:
             )
         self.incumbents.add(verdict.winner)
 
+    def _stated(self, proof: Proof) -> tuple[float, Scope]:
+        """Return the bound and the scope of a proof; level 1 may have proven more of the scope."""
+        bound, units, level, spans = proof
+        scope = self.scope(units, level)
+        scope = scope if spans else spanning.inside_nodes(scope)
+        return max(bound, min(self.proven.get(scope, 0.0), self.incumbents.best)), scope
+
     def finish(self) -> Plan:
         """Return the best plan that was simulated, with its certificate.
 
         If time is up before a proof is completed, the certificate holds for the scope of the last
         completed one.
         """
-        bound, verdict, spans = self.bound, self._decide(*self.winners), True
-        best_spans = spanning.has_spanning_group(self.incumbents.found[0].plan)
-        is_about_it = self.finished[-1] or not best_spans
-        if not self.interrupted and is_about_it and bound < self.finished[0]:
-            bound, self.units, self.level, spans = self.finished
-        scope = self.scope(self.units)
-        scope = scope if spans else spanning.inside_nodes(scope)
-        bound = max(bound, min(self.proven.get(scope, 0.0), self.incumbents.best))
+        best, verdict = self.incumbents.found[0].plan, self._decide(*self.winners)
+        spans = not self.narrower.covers(best)  # otherwise the narrower search has its own proof
+        proofs: list[Proof] = [(self._bound(spans=spans), self.units, self.level, spans)]
+        is_about_it = self.finished[-1] or not spans or not spanning.has_spanning_group(best)
+        if not self.interrupted and is_about_it:
+            proofs.append(self.finished)
+        bound, scope = max(map(self._stated, proofs), key=lambda stated: stated[0])
         bounds, trial = (bound, self.free_bound), self.incumbents.trial
         plan = certify(verdict, self.incumbents.found, bounds, trial, scope)
         plan = self.narrower.covered(plan, verdict.winner.plan)

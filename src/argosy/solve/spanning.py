@@ -1,11 +1,14 @@
-"""Collect the options of plans that have a tensor-parallel group across nodes, if settings allow
-them beside other groups.
+"""Search for plans that have a tensor-parallel group across nodes, beside other groups.
 
 Few clusters have links on which such a group pays, so the options of other plans are searched
 first. Then a shape is searched for plans with such a group, unless
 
     (1)  their bound on throughput (``space.rate``) is no less than the time of the best plan, or
     (2)  no stage with such a group is within reach ((3) of ``solve.search.reach``).
+
+By default this comes last and costs little: on a small cluster level 1 judges the plans that the
+bounds lead to, and level 2 spends some rounds of proof. Only if the best plan is one of these, the
+certificate is about them, and the proof continues.
 """
 
 from __future__ import annotations
@@ -13,8 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from argosy.solve import effort
 from argosy.solve.finalists.judge import Complete
+from argosy.solve.search.grid import all_cuts, coarse_cuts
+from argosy.solve.search.kinds import ground_of
+from argosy.solve.search.menu import Menu
 from argosy.solve.search.reach import promising_shapes, within_reach
 from argosy.solve.search.shape import Shape
 from argosy.space.enumerate import Scope, spanning_parts, stage_options, stage_parts
@@ -22,6 +30,9 @@ from argosy.space.option import Option, Vector
 from argosy.space.price import Prices, widest
 from argosy.space.prune import Counters
 from argosy.space.widths import spanning_widths
+
+if TYPE_CHECKING:
+    from argosy.solve.pool_search import PoolSearch
 
 
 def inside_nodes(scope: Scope) -> Scope:
@@ -70,3 +81,54 @@ def spanning_options(
     others = known.get(size) or stage_options(prices, size, inside, unseen, parts)
     vectors = {*others, *options}
     return {vector: [*others.get(vector, ()), *options.get(vector, ())] for vector in vectors}
+
+
+class SpanningSearch:
+    """The part of a search that is about plans with a group across nodes."""
+
+    def __init__(self, whole: PoolSearch) -> None:
+        self.whole = whole
+
+    def search(self, rounds: float) -> None:
+        """Search for better plans, after all others, and spend ``rounds`` on their bounds."""
+        whole = self.whole
+        scope, before = whole.scope(whole.units), whole.incumbents.best
+        shapes = spanning_shapes(whole.prices, whole.shapes, scope)
+        proves, whole.left_across = whole.level > 1 or rounds == math.inf, math.inf
+        ground = ground_of(whole.cluster, whole.pools, whole.units, is_quick=not proves)
+        grid = all_cuts(whole.prices) if proves else coarse_cuts(whole.prices)
+        for bound, shape in shapes:
+            if whole.is_late() or (whole.settings.prune and bound >= whole.goal):
+                whole.left_across = min(whole.left_across, bound)
+                continue
+            known = {} if whole.is_quick else whole.menus
+            job = (whole.prices, shape, scope, whole.counters, known, whole.incumbents.best)
+            if options := spanning_options(*job):
+                whole.menus[shape.micro_batch_size] = options
+                menu = Menu(whole.prices, options, shape, ground, grid, spanning=True)
+                whole.first_look(menu, scope.counts(whole.pools), bound, whole.units)
+        if whole.incumbents.best < before:
+            whole.vary(scope)
+        whole.left_across = min(whole.left_across, whole.incumbents.best)
+        whole.incumbents.confirm(effort.PLAYS if whole.is_quick else math.inf)
+        if rounds and any(branch.spans for branch in whole.branches):
+            whole.raise_bound(rounds, 0.0 if proves else effort.QUICK_GAP)
+
+    def mix(self) -> None:
+        """Search although the settings leave it open; keep these plans in the scope only if the
+        best plan is one of them."""
+        whole, allowed = self.whole, self.whole.settings
+        if not allowed.may_span or allowed.width is not None or whole.is_late():
+            return
+        whole.settings = replace(allowed, spanning=True)
+        self.search(0 if whole.level == 1 else effort.SPANNING_ROUNDS)
+        best = whole.incumbents.found[0].plan
+        if not has_spanning_group(best) or whole.narrower.covers(best):
+            whole.settings, whole.left_across = allowed, math.inf
+            whole.branches = [branch for branch in whole.branches if not branch.spans]
+            return
+        whole.proofs = [(*proof[:-1], False) for proof in whole.proofs]
+        if whole.level == 1:
+            whole.raise_bound(effort.SPANNING_ROUNDS, effort.QUICK_GAP)
+        else:
+            whole.raise_bound(math.inf)

@@ -20,7 +20,8 @@ A plan with a tensor-parallel group across nodes runs it on at least two nodes o
 rate that (1) gives for such groups alone.
 
 If all groups of a plan have width w, the best phi on one pool are its shares of sum over l of
-t_l(n, w): then (2) counts every layer in full. The largest bound over
+t_l(n, w): then (2) counts every layer in full, and only devices that whole groups can have
+(``devices_in_groups``). The largest bound over
 
     (4)  phi_l = t_l(B, w) / sum over l of t_l(B, w)     on any of the pools
 
@@ -37,7 +38,7 @@ from collections.abc import Callable, Iterable, Sequence
 from argosy.space.option import Vector
 from argosy.space.pool import Pool
 from argosy.space.price import Prices, widest
-from argosy.space.widths import node_widths, spanning_widths
+from argosy.space.widths import devices_in_groups, node_widths, spanning_widths
 
 
 def throughput_bound(
@@ -121,7 +122,8 @@ def width_bound(
             max((_quickest(shares, *row) for row in seconds[pool.index]), default=0.0)
             for pool in able
         ]
-        bounds.append(width * micro_batch * period(rates, [pool.count for pool in able]))
+        counts = [devices_in_groups(pool, width) for pool in able]
+        bounds.append(width * micro_batch * period(rates, counts))
     if not bounds or is_cut or prices.model.profiles:
         return count * max(bounds, default=math.inf)
     alone = [prices.least_seconds(pool.index, width, 1) for pool in able]

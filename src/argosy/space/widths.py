@@ -1,6 +1,7 @@
 """List the widths of the tensor-parallel groups that the devices of a pool can be divided into.
 
-A group is inside a node or fills several nodes: a power of two of them, or all nodes of its pool.
+A group is inside a node, or fills any number of nodes: a part of a cluster can have any number of
+them, and all plans of a part are plans of the cluster.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ def node_widths(pool: Pool, most: int) -> Iterator[int]:
 def spanning_widths(pool: Pool, most: int) -> Iterator[int]:
     """Yield the widths of tensor-parallel groups that fill several nodes."""
     nodes = len(pool.nodes) if pool.nic_bandwidth else 1
-    for number in range(2, nodes + 1):
-        if number * pool.per_node <= most and (number == nodes or number & (number - 1) == 0):
-            yield number * pool.per_node
+    for number in range(2, min(nodes, most // pool.per_node) + 1):
+        yield number * pool.per_node
 
 
 def tensor_widths(pool: Pool, devices: int, most: int, *, spanning: bool = False) -> Iterator[int]:
@@ -35,3 +35,11 @@ def tensor_widths(pool: Pool, devices: int, most: int, *, spanning: bool = False
     for width in spanning_widths(pool, min(devices, most)) if spanning else ():
         if devices % width == 0:
             yield width
+
+
+def devices_in_groups(pool: Pool, width: int) -> int:
+    """Return the most devices of a pool that groups of this width can have in all, however many
+    stages they form."""
+    if width <= pool.per_node:
+        return len(pool.nodes) * (pool.per_node - pool.per_node % width)
+    return pool.count - pool.count % width
