@@ -1,8 +1,8 @@
 """``python -m benchmarks.measured [TABLE or FOLDER ...]``: the cost model against published tables
 of training runs.
 
-Tables are those of ``../shared/data/measured`` unless others are named; any file that ``argosy
-calibrate`` reads will do. Of every table each second run is for fitting and the others are judged.
+Tables are those of ``../shared/data/measured`` and ``benchmarks/published`` unless others are
+named; any file that ``argosy calibrate`` reads will do. Of every table each second run is for fitting and the others are judged.
 Runs of one device kind and precision are a *set*:
 
     uncalibrated   the judged runs under the cost model as it is
@@ -33,6 +33,8 @@ from argosy.report.calibration import error_cells
 from benchmarks.registry import Benchmark, Row
 
 FOLDER = Path(__file__).resolve().parents[2] / "shared" / "data" / "measured"
+PUBLISHED = Path(__file__).resolve().parent / "published"
+TABLES = (FOLDER, PUBLISHED)
 ROWS = 8
 """Runs that a calibration is fitted on."""
 
@@ -276,7 +278,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def measure() -> list[Row]:
     rows = []
-    for one in judged_sets((FOLDER,)) if FOLDER.exists() else ():
+    for one in judged_sets(TABLES) if FOLDER.exists() else ():
         for how, calibrated, target in (
             ("uncalibrated", False, "<= 8"),
             ("calibrated", True, "<= 4"),
@@ -303,4 +305,4 @@ BENCHMARK = Benchmark(
 )
 
 if __name__ == "__main__":
-    print("\n".join(page([Path(name) for name in sys.argv[1:]] or [FOLDER])))
+    print("\n".join(page([Path(name) for name in sys.argv[1:]] or TABLES)))

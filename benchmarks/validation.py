@@ -116,7 +116,7 @@ the constants that come with Argosy, some of which were fitted on the other half
 (`data/devices.toml` says which). *Calibrated*: constants fitted on eight runs of the set's other half. One constant,
 what asynchronous tensor parallelism hides, was set by pairs of torchtitan's rows of which one is judged.
 """
-    yield from measured.page([measured.FOLDER])
+    yield from measured.page(measured.TABLES)
 
 
 def _constant(study: Study, name: str) -> str:

@@ -136,6 +136,10 @@ def test_other_names_of_settings(tmp_path: Path, column: str, text: str, expecte
         ("GH200", "GH200-96GB"),
         ("AMD Instinct MI300X", "MI300X"),
         ("rtx 4090", "RTX-4090"),
+        ("DGX H100", "H100-80GB"),
+        ("H100 80GB PCIe", "H100-PCIe"),
+        ("H200 141GB", "H200"),
+        ("Tesla V100-SXM2-32GB", "V100-32GB"),
     ],
 )
 def test_kinds_are_found_by_the_names_of_cards(text: str, name: str) -> None:
@@ -145,6 +149,36 @@ def test_kinds_are_found_by_the_names_of_cards(text: str, name: str) -> None:
 def test_a_family_of_several_sizes_is_ambiguous() -> None:
     with pytest.raises(Mismatch, match="A100-40GB"):
         kind_named("A100")
+
+
+def test_a_size_that_a_card_does_not_have_is_not_ignored() -> None:
+    with pytest.raises(Mismatch, match="catalogue"):
+        kind_named("H200 80GB")
+
+
+def test_names_of_columns_may_be_spelled_in_several_ways(tmp_path: Path) -> None:
+    spelled = {"tokens_per_s_per_gpu": "Tokens/sec/GPU", "memory_gib": "Memory (GiB)"}
+    other = {spelled.get(name, name.upper()): value for name, value in TITAN.items()}
+    (run,), (usual,) = table_of(tmp_path, other).runs, table_of(tmp_path, TITAN).runs
+    assert (run.seconds, run.peak_bytes) == (usual.seconds, usual.peak_bytes)
+
+
+@pytest.mark.parametrize(
+    ("column", "hint"),
+    [("MFU", "counted in several ways"), ("samples_per_s", "in JSON"), ("speed", "tokens_per_s")],
+)
+def test_a_table_without_its_speed_says_which_column_is_missing(
+    tmp_path: Path, column: str, hint: str
+) -> None:
+    row = {name: value for name, value in TITAN.items() if name != "tokens_per_s_per_gpu"}
+    with pytest.raises(InputError, match="tokens_per_s_per_gpu") as caught:
+        table_of(tmp_path, row | {column: "0.4"})
+    assert hint in str(caught.value)
+
+
+def test_a_dtype_that_the_devices_lack_is_refused_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"table.csv:2: dtype: found .fp8., expected"):
+        table_of(tmp_path, TITAN | {"kind": "A100-80GB", "precision": "fp8"})
 
 
 def test_twelve_devices_are_two_nodes_of_six() -> None:

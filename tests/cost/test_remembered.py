@@ -26,9 +26,10 @@ from argosy.errors import InputError
 from argosy.plan.file import dumps_plan, load_plan, loads_plan
 from argosy.plan.plan import Certificate, CostModelRef, Plan
 from argosy.planner import find_plan
-from argosy.workload.chain import Buffers, Chain, Selective
+from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
 from argosy.workload.profile_file import dump_profile, profile_names, read_profile
+from argosy.workload.systems import Buffers, Selective
 
 CLUSTER = """
 name = "pair"

@@ -20,8 +20,8 @@ from argosy.cost.uncertainty import interval, is_close, relative_error
 from argosy.dtype import Dtype
 from argosy.plan.plan import CostModelRef, Recompute, Replica, Stage
 from argosy.sim.simulate import iteration_seconds
-from argosy.workload.chain import Buffers, Selective
 from argosy.workload.load import load_model, read_profiles
+from argosy.workload.systems import Buffers, Selective
 
 LLAMA = load_model("llama-3-8b", sequence_length=2048)
 GPT = load_model("gpt2", sequence_length=1024, fused_attention=False)
@@ -127,9 +127,10 @@ def test_torchtitan_gathers_in_fp8_what_it_multiplies_in_fp8() -> None:
     """Of a reduction the gather has one byte per element and the scatter two; of ZeRO 3 the two
     gathers have one and the scatter of fp32 gradients four."""
     chain = replace(GPT, dtype=Dtype.FP8)
-    plain, titan = (
+    plain, titan, late = (
         Calibration(buffers=buffers, reduce_dtype=Dtype.FP32).chain(chain) for buffers in Buffers
     )
+    assert late.exchanged_bytes(3) == titan.exchanged_bytes(3)
     reduced = [sum(layer.reduced_bytes for layer in chain.layers) for chain in (plain, titan)]
     assert reduced[1] == 3 / 4 * reduced[0] > 0
     assert (plain.exchanged_bytes(3), titan.exchanged_bytes(3)) == (8 / 3, 2)

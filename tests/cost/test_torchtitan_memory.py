@@ -26,8 +26,9 @@ from argosy.cost.memory import activation_bytes, gathered_bytes, working_bytes
 from argosy.cost.planned import planned_parts
 from argosy.plan.plan import Plan, Recompute, Replica, Stage
 from argosy.sim.simulate import simulate
-from argosy.workload.chain import Buffers, Chain, Selective
+from argosy.workload.chain import Chain
 from argosy.workload.load import load_model
+from argosy.workload.systems import Buffers, Selective
 
 LLAMA = load_model("llama-3-8b", sequence_length=2048)
 TITAN = read_calibration("torchtitan").chain(LLAMA)

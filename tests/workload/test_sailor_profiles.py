@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -230,6 +231,13 @@ def test_bandwidths() -> None:
     titan = SailorGroup(kind="Titan-RTX", num_devices=2, zone="us-central1-a")
     ti = SailorGroup(kind="RTX-2080Ti", num_devices=2, zone="us-central1-a")
     assert found.between_nodes(titan, ti) == pytest.approx(2.858e9, rel=1e-3)
+    eight = [replace(group, num_devices=8) for group in (titan, ti)]
+    others = SailorGroup(kind="RTX-3090", num_devices=8, zone="us-central1-a")
+    copied = found.between_nodes(eight[1], others)
+    assert found.between_nodes(*eight) == copied == pytest.approx(0.115e9, rel=1e-2)
+    assert found.between_nics(*eight) == found.between_nics(*eight[::-1])
+    assert found.between_nics(*eight) == pytest.approx(2.858e9, rel=1e-3)
+    assert found.between_nics(eight[1], others) == pytest.approx(0.115e9, rel=2e-2)
     with pytest.raises(InputError) as caught:
         found.between_nodes(ti, titan)
     assert str(caught.value) == (

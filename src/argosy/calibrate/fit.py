@@ -332,13 +332,14 @@ def _value(calibration: Calibration, name: str, runs: Sequence[MeasuredRun]) -> 
     begin = None if name == "peak" else getattr(calibration, name)
     if begin is None:
         kind = runs[0].cluster.device(runs[0].plan.devices[0]).kind
-        share = kind.reached.share(runs[0].chain.dtype)
+        reached = kind.tuned if runs[0].under(calibration).tuned_kernels else kind.reached
+        share = reached.share(runs[0].chain.dtype)
         by_kind = {
             "peak": share,
             "forward_peak": FORWARD_OVER_MEAN * share,
             "backward_peak": BACKWARD_OVER_MEAN * share,
-            "attention_peak": kind.reached.attention,
-            "passes": kind.reached.passes,
+            "attention_peak": reached.attention,
+            "passes": reached.passes,
             "nic_bandwidth": calibration.bandwidth,
         }
         begin = by_kind[name]

@@ -16,7 +16,7 @@ from argosy.calibrate.run import Degrees, MeasuredRun, Measurements
 from argosy.calibrate.table import TableRow, machines, published_gpt, read_rows
 from argosy.dtype import Dtype
 from argosy.plan.plan import Recompute
-from argosy.workload.chain import Selective
+from argosy.workload.systems import Selective
 
 # Columns that the table must have.
 COLUMNS = frozenset(

@@ -78,7 +78,7 @@ def _run(row: TableRow) -> MeasuredRun:
     micro = row.count("MicroBatchSize")
     product = micro * devices * row.count("GradAccum", 1)
     batch = row.count("GlobalBatchSize", product)
-    if "GradAccum" not in row.cells and batch % product == 0:
+    if not row.has("GradAccum") and batch % product == 0:
         product = batch
     if product != batch:
         expected = f"MicroBatchSize x GradAccum x # GPUs = {product}"

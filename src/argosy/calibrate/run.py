@@ -41,7 +41,9 @@ class MeasuredRun:
 
     @classmethod
     def even(cls, degrees: Degrees, chain: Chain, cluster: Cluster, **facts: Any) -> MeasuredRun:
-        """Return a run whose plan divides everything evenly, by its degrees of parallelism."""
+        """Return a run whose plan divides everything evenly, by its degrees of parallelism; raise
+        an ``InputError`` if the devices lack the dtype."""
+        cluster.devices[0].kind.peak(chain.dtype)
         plan = even_plan(degrees, chain, cluster)
         return cls(plan=plan, chain=chain, cluster=cluster, **facts)
 

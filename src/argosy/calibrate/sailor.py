@@ -187,7 +187,7 @@ def sailor_cluster(
     links = [
         {
             "between": [f"g{source}n{source_node}", f"g{target}n{target_node}"],
-            "bandwidth": _rate(bandwidths.between_nodes(sender, receiver)),
+            "bandwidth": _rate(bandwidths.between_nics(sender, receiver)),
             "name": f"wire{source}-{source_node}-{target}-{target_node}",
         }
         for (source, sender), (target, receiver) in itertools.combinations(enumerate(counts), 2)
@@ -202,7 +202,7 @@ def sailor_cluster(
 def _widest(
     group: SailorGroup, others: Iterable[SailorGroup], bandwidths: SailorBandwidths
 ) -> float:
-    return max(bandwidths.between_nodes(group, peer) for peer in others)
+    return max(bandwidths.between_nics(group, peer) for peer in others)
 
 
 def _rate(bandwidth: float) -> str:

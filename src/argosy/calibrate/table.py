@@ -61,7 +61,13 @@ _OUTSIDE = {"V100": 100, "A100": 1600, "A800": 1600}
 # NICs of a node of any other kind, in Gbit/s: one of 400 Gbit/s for each device.
 _OUTSIDE_OTHERS = 3200
 # Words of a card's name beside its kind in the catalogue.
-_BESIDE = re.compile(r"nvidia|amd|tesla|geforce|instinct|hbm\d?e?|sxm\d?|ecc", re.IGNORECASE)
+_BESIDE = re.compile(
+    r"nvidia|amd|tesla|geforce|instinct|dgx|hgx|hbm\d?e?|sxm\d?|ecc", re.IGNORECASE
+)
+# Words of a card's name that state its memory.
+_MEMORY = re.compile(r"(\d+)(?:GB|GiB)", re.IGNORECASE)
+# Largest relative difference between a stated memory and that of the catalogue.
+_ABOUT = 0.1
 # Cells that a table has at least.
 _FEWEST_CELLS = 4
 # A number whose thousands are separated by commas.
@@ -77,14 +83,19 @@ _NVLINK_REACHED = 0.79
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """A row of a published table that has its file, its line and its cells by column."""
+    """A row of a published table that has its file, its line and its cells by the plain names of
+    their columns."""
 
     file: str
     line: int
     cells: Mapping[str, str]
 
     def __getitem__(self, column: str) -> str:
-        return self.cells[column].strip()
+        return self.cells[plain_name(column)].strip()
+
+    def has(self, column: str) -> bool:
+        """Return whether the table has such a column."""
+        return plain_name(column) in self.cells
 
     def value(self, column: str, parse: Callable[[str], Value], part: str | None = None) -> Value:
         """Return the parsed value of a cell, or of a part of it; raise an ``InputError`` with line
@@ -104,13 +115,13 @@ class TableRow:
 
     def count(self, column: str, default: int | None = None) -> int:
         """Return a whole number; ``default`` if it is given and the table has no such column."""
-        if default is not None and column not in self.cells:
+        if default is not None and not self.has(column):
             return default
         return self.value(column, whole_number)
 
     def is_true(self, column: str) -> bool:
         """Return whether a setting is on; False if the table has no such column."""
-        return column in self.cells and self.value(column, truth)
+        return self.has(column) and self.value(column, truth)
 
     def amount(self, column: str) -> float:
         return self.value(column, positive)
@@ -222,7 +233,7 @@ def read_table(path: Path | str) -> list[TableRow]:
         for cells in reader:
             line = kept[reader.line_num - 1][0]
             if not head:
-                head = [cell.strip() for cell in cells]
+                head = [plain_name(cell) for cell in cells]
             elif len(cells) != len(head):
                 expected = f"a row of {len(head)} cells, as the head has"
                 raise invalid(file=str(path), line=line, found=str(len(cells)), expected=expected)
@@ -248,21 +259,35 @@ def _is_skipped(line: str) -> bool:
 
 
 def columns_of(path: Path | str) -> frozenset[str]:
-    """Return the columns of a table with at least one row; none for any other file."""
-    if Path(path).suffix != ".csv":
-        return frozenset()
+    """Return the plain names of the columns of a table with at least one row."""
     rows = read_table(path)
     return frozenset(rows[0].cells) if rows else frozenset()
+
+
+@cache
+def plain_name(column: str) -> str:
+    """Return the name of a column without its spelling: in lower case, with one way to write units.
+
+    >>> plain_name("Tokens/sec/GPU"), plain_name("memory (GiB)")
+    ('tokens_per_s_per_gpu', 'memory_gib')
+    """
+    name = column.strip().lower().replace("/", " per ").replace("#", " num ")
+    words = re.findall(r"[a-z0-9]+", name)
+    return "_".join("s" if word in ("sec", "second") else word for word in words)
 
 
 def kind_named(text: str) -> str:
     """Return the name of a device kind of the catalogue.
 
     Makers, sockets and kinds of memory in a card's name are ignored; a family of which the
-    catalogue has one size of memory stands for that card.
+    catalogue has one size of memory stands for that card, and so does a card whose size the
+    catalogue's name omits.
     """
     words = [word for word in re.split(r"[\s_-]+", text.strip()) if not _BESIDE.fullmatch(word)]
     name = "-".join(words)
+    without_size = "-".join(word for word in words if not _MEMORY.fullmatch(word))
+    if without_size != name and _states_memory(without_size, words):
+        name = without_size
     sizes = [
         kind.name
         for kind in catalogue()
@@ -270,6 +295,13 @@ def kind_named(text: str) -> str:
     ]
     is_known = any(kind.name.lower() == name.lower() for kind in catalogue())
     return sizes[0] if len(sizes) == 1 and not is_known else device_kind(name).name
+
+
+def _states_memory(name: str, words: Iterable[str]) -> bool:
+    """Return whether a kind of this name has the memory that one of the words states."""
+    sizes = [float(found[1]) for word in words if (found := _MEMORY.fullmatch(word))]
+    kinds = [kind for kind in catalogue() if kind.name.lower() == name.lower()]
+    return any(abs(kind.memory / 2**30 / size - 1) < _ABOUT for kind in kinds for size in sizes)
 
 
 @cache

@@ -7,9 +7,14 @@ every micro-batch (ZeRO 1), and there are as many micro-batches as pipeline stag
 default. *selective op* checkpointing keeps the results of every second matrix product, *selective
 layer* recomputes every second block; both are treated as the former here. Weights are fp32 shards,
 gathered in bf16, or fp8 if products are in fp8; gradients are kept and summed in fp32. If there are
-more devices than the degrees state, such groups have copies (hybrid sharding). A report of 2025 or
-later that compiles the model also compiles the loss, which then makes no fp32 copies of the logits;
-in 2024 compiling the loss was turned off. The year is part of ``source``.
+more devices than the degrees state, such groups have copies (hybrid sharding).
+
+What torchtitan does has changed, so a row needs a date: the year, or year and month, in ``source``.
+Since April 2025 (pull request 1033) compiling the model compiles the loss, which then makes no fp32
+copies of the logits. Since August 2025 (pull request 1094) the weights of the embedding are freed
+after its forward. On Blackwell attention is cuDNN's (pull request 1196), whose result *selective
+op* did not keep before December 2025 (pull request 2095). A row about Blackwell without a date, or
+without a month, is of the second half of 2025.
 """
 
 from __future__ import annotations
@@ -24,8 +29,9 @@ from argosy.calibrate.table import TableRow, gibibytes, kind_named, machines, on
 from argosy.dtype import Dtype
 from argosy.errors import Mismatch, invalid
 from argosy.plan.plan import Recompute
-from argosy.workload.chain import Buffers, Chain, Selective
+from argosy.workload.chain import Chain
 from argosy.workload.load import load_architecture, preset_names
+from argosy.workload.systems import Buffers, Selective
 from argosy.workload.transformer import build_chain
 
 # Columns that the table must have.
@@ -72,8 +78,15 @@ _DTYPES = {
     "fp16": Dtype.FP16,
     "fp32": Dtype.FP32,
 }
-# First year in which compiling a model compiled its loss too.
-_LOSS_COMPILED_SINCE = 2025
+# Year and month since which compiling a model compiles its loss too.
+_LOSS_COMPILED_SINCE = (2025, 4)
+# Year and month since which the embedding is sharded apart from the head.
+_EMBEDDING_FREED_SINCE = (2025, 8)
+# Year and month since which selective checkpointing keeps the results of cuDNN's attention.
+_CUDNN_KEPT_SINCE = (2025, 12)
+# Families of devices on which attention is cuDNN's, and the date of a row that states none.
+_BLACKWELL = ("B200", "GB200", "B300", "GB300")
+_BLACKWELL_DATE = (2025, 9)
 
 
 def read_torchtitan(path: Path | str, *, partly: bool = False) -> Measurements:
@@ -107,27 +120,23 @@ def _run(row: TableRow) -> MeasuredRun:
     if degrees.global_batch != local * data:
         expected = f"a multiple of pp = {pipeline}, or less"
         raise invalid("local_batch", str(local), expected, file=row.file, line=row.line)
-    rate = row.amount("tokens_per_s_per_gpu")
-    is_compiled = row.is_true("compile")
+    kind = row.value("kind", kind_named)
     return MeasuredRun.even(
         degrees,
         chain,
-        machines(row.value("kind", kind_named), devices),
+        machines(kind, devices),
         name=f"{chain.name} s{tokens} {degrees!r}",
-        seconds=local * data * tokens / (rate * devices),
+        seconds=local * data * tokens / (row.amount("tokens_per_s_per_gpu") * devices),
         settings={
-            "compiled": is_compiled,
-            "fused_loss": is_compiled and _year(row) >= _LOSS_COMPILED_SINCE,
+            **_by_date(_date(row, kind), kind, is_compiled=row.is_true("compile")),
             "async_tensor": row.is_true("async_tp"),
             "shard": shard if shard < data else None,
-            "buffers": Buffers.TORCHTITAN,
-            "selective": Selective.PRODUCTS,
             "stops_early": True,
             "repeats_exchanges": True,
             "gradient_dtype": Dtype.FP32,
             "reduce_dtype": Dtype.FP32,
         },
-        peak_bytes=row.value("memory_gib", gibibytes) if "memory_gib" in row.cells else None,
+        peak_bytes=row.value("memory_gib", gibibytes) if row.has("memory_gib") else None,
     )
 
 
@@ -150,10 +159,31 @@ def _dtype(text: str) -> Dtype:
     return _DTYPES[first]
 
 
-def _year(row: TableRow) -> int:
-    """Return the year that the source of a row names; 0 if it names none."""
-    found = re.search(r"20\d\d", row.cells.get("source", ""))
-    return int(found[0]) if found else 0
+def _by_date(date: tuple[int, int], kind: str, *, is_compiled: bool) -> dict[str, object]:
+    """Return the settings that depend on the version of torchtitan."""
+    forgets = _is_blackwell(kind) and date < _CUDNN_KEPT_SINCE
+    is_late = date >= _EMBEDDING_FREED_SINCE
+    return {
+        "compiled": is_compiled,
+        "fused_loss": is_compiled and date >= _LOSS_COMPILED_SINCE,
+        "buffers": Buffers.TORCHTITAN_2025 if is_late else Buffers.TORCHTITAN,
+        "selective": Selective.PRODUCTS_ALONE if forgets else Selective.PRODUCTS,
+    }
+
+
+def _date(row: TableRow, kind: str) -> tuple[int, int]:
+    """Return the year and month that the source of a row names; month 1 if it names none, and year
+    0 if it names neither."""
+    found = re.search(
+        r"(20\d\d)[-/.]?(0[1-9]|1[0-2])?(?!\d)", row["source"] if row.has("source") else ""
+    )
+    if _is_blackwell(kind) and (found is None or found[2] is None):
+        return max(_BLACKWELL_DATE, (int(found[1]), 1)) if found else _BLACKWELL_DATE
+    return (int(found[1]), int(found[2] or 1)) if found else (0, 0)
+
+
+def _is_blackwell(kind: str) -> bool:
+    return kind.split("-")[0] in _BLACKWELL
 
 
 @cache

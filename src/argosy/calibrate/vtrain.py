@@ -53,7 +53,7 @@ _NODE = {
 def read_vtrain(path: Path | str, *, partly: bool = False) -> Measurements:
     """Read a table in which every row is a run on the same node."""
     rows = read_table(path)
-    if rows and not rows[0].cells.keys() >= set(COLUMNS):
+    if rows and not all(map(rows[0].has, COLUMNS)):
         raise invalid(file=str(path), line=1, expected=f"the columns {', '.join(COLUMNS)}")
     cluster = build_cluster(Document("vtrain", _NODE, {}), folder=Path())
     read = read_rows(path, lambda row, _: [_run(row, cluster)], partly=partly)

@@ -17,6 +17,17 @@ from argosy.units import COMPUTE, RATE, SIZE
 _DtypeName = Word[Dtype]
 
 
+class _Tuned(Schema):
+    """A ``[generations.*.tuned]`` table, which holds the constants of steps with tuned kernels."""
+
+    makes = Reached
+
+    products: dict[_DtypeName, float]
+    attention: float
+    passes: float
+    source: str
+
+
 class _Generation(Schema):
     """A ``[generations.*]`` table, which holds the constants of a device generation."""
 
@@ -27,8 +38,9 @@ class _Generation(Schema):
     passes: float
     error: float
     host_bandwidth: Annotated[float, BeforeValidator(RATE.parse)]
-    exchange_rate: Annotated[float, BeforeValidator(RATE.parse)]
+    exchange_rate: Annotated[float, BeforeValidator(RATE.parse)] = DeviceKind.exchange_rate
     source: str
+    tuned: _Tuned | None = None
 
 
 class _Entry(Schema):
@@ -60,9 +72,14 @@ def catalogue() -> tuple[DeviceKind, ...]:
     document = parse_toml(path.read_text(encoding="utf-8"), file="devices.toml")
     content = validate(document, _Catalogue)
     reached = {name: entry.value() for name, entry in content.generations.items()}
+    tuned = {
+        name: entry.tuned.value(error=entry.error) if entry.tuned is not None else reached[name]
+        for name, entry in content.generations.items()
+    }
     return tuple(
         entry.value(
             reached=Reached() if entry.generation is None else reached[entry.generation],
+            tuned=Reached() if entry.generation is None else tuned[entry.generation],
             host_bandwidth=_rate(entry, content, "host_bandwidth"),
             exchange_rate=_rate(entry, content, "exchange_rate"),
         )

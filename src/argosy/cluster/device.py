@@ -61,7 +61,10 @@ class DeviceKind:
     source: str
     """Source of the figures."""
     reached: Reached = Reached()
-    """Shares of these figures that programs reach."""
+    """Shares of these figures that programs reach with a framework's kernels."""
+    tuned: Reached = Reached()
+    """Shares that they reach with kernels tuned by hand for the generation, as Transformer
+    Engine's; those of ``reached`` if nothing was measured."""
     host_bandwidth: float = 12e9
     """Bytes/s that copies to and from pinned host memory reach, in each direction."""
     exchange_rate: float = math.inf

@@ -29,8 +29,9 @@ from argosy.cluster.fitted import fitted
 from argosy.cluster.topology import CalibrationFactors, Cluster
 from argosy.cost.compute import ComputeModel
 from argosy.dtype import Dtype
-from argosy.workload.chain import Buffers, Chain, Selective
+from argosy.workload.chain import Chain
 from argosy.workload.profile import Profile
+from argosy.workload.systems import Buffers, Selective
 
 # The compute model whose constants are the defaults of a calibration.
 _DEFAULT = ComputeModel()
@@ -87,6 +88,8 @@ class Calibration:
     """Bytes of every device that a process takes before the model."""
     activation_factor: float = 1.0
     """Memory of live activations over their bytes."""
+    tuned_kernels: bool = _DEFAULT.tuned_kernels
+    """Whether kernels were tuned by hand for the device generation, as Transformer Engine's."""
     compiled: bool = False
     """Whether operations between matrix products are fused into few kernels, by a compiler or by
     hand."""

@@ -21,8 +21,8 @@ from argosy.cost.calibration import Calibration
 from argosy.document import Document, JsonObject, Schema, Word, is_there, read_json, validate
 from argosy.errors import Mismatch, bad_input, closest
 from argosy.units import finite
-from argosy.workload.chain import Buffers, Selective
 from argosy.workload.fields import Amount, Count, DtypeField
+from argosy.workload.systems import Buffers, Selective
 
 # Version of the file format.
 VERSION = 1
@@ -77,6 +77,7 @@ class _Constants(Schema):
     prefetch: bool = Calibration.prefetch
     process_bytes: Amount = Calibration.process_bytes
     activation_factor: Positive = Calibration.activation_factor
+    tuned_kernels: bool = Calibration.tuned_kernels
     compiled: bool = Calibration.compiled
     fused_loss: bool = Calibration.fused_loss
     buffers: Word[Buffers] = Calibration.buffers

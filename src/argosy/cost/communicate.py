@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 
 from argosy.plan.plan import Recompute
-from argosy.workload.chain import Chain, Layer, Selective
+from argosy.workload.chain import Chain, Layer
+from argosy.workload.systems import Selective
 
 # Bytes/s that stand for a link that is down: a plan that uses it becomes too slow to be chosen, and
 # nothing divides by 0.
@@ -84,4 +85,5 @@ def reduction_passes(chain: Chain, recompute: Recompute) -> float:
         return 1.0
     if recompute is Recompute.FULL:
         return 1.75 if chain.stops_early else 2.0
-    return 1.5 if chain.splits_stream and chain.selective is Selective.PRODUCTS else 1.0
+    gathers = chain.selective in (Selective.PRODUCTS, Selective.PRODUCTS_ALONE)
+    return 1.5 if chain.splits_stream and gathers else 1.0

@@ -149,6 +149,8 @@ class ComputeModel:
     (``sim.tasks.blocking``)."""
     profile_factor: float = 1.0
     """Seconds of layers in a run over those of measured profiles."""
+    tuned_kernels: bool = False
+    """Whether the catalogue's values are those of kernels tuned by hand for a generation."""
     compiled: bool = False
     """Whether operations between matrix products are fused, so that kept bytes cross the memory bus
     less often."""
@@ -183,7 +185,8 @@ class LayerRates(NamedTuple):
 def rates_of(model: ComputeModel, chain: Chain, layer: Layer, device: Device) -> LayerRates:
     """Return the rates that (1) and (2) divide by, with (7)."""
     kind, dtype = device.kind, chain.dtype
-    reached, stored = kind.reached, dtype.stored
+    reached = kind.tuned if model.tuned_kernels else kind.reached
+    stored = dtype.stored
     dtype = stored if layer.kind in _OUTSIDE_BLOCKS else dtype
     peak = device.efficiency * kind.peak(dtype)
     share = reached.share(dtype)

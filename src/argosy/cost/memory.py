@@ -44,7 +44,8 @@ device, whatever the part's size; Q / e is that of the holder with most experts.
         (``workload.chain``), and in place of (8), under ZeRO 3, the weights of embedding and head
         stay gathered, as are those of two blocks; in a backward the gradient of the head waits for
         that of the embedding, and one block's is summed in the dtype of sums, also under ZeRO 1.
-        Under ZeRO 3 its shards are in fp32 only, in (3), and are cast when they are gathered
+        Under ZeRO 3 its shards are in fp32 only, in (3), and are cast when they are gathered. Since
+        August 2025 only the head's weights stay gathered, and its gradient waits for no other
    (13) hybrid sharding (``Chain.shard``) divides state over that number of holders in place of n
 
 (4) and (5) are multiplied by the chain's ``activation_factor``, which is 1 unless a calibration
@@ -63,8 +64,9 @@ from dataclasses import dataclass, replace
 from argosy.errors import bad_input, closest
 from argosy.plan.plan import Recompute, Stage
 from argosy.units import MIB
-from argosy.workload.chain import SUMMED_BYTES, Buffers, Chain, Frozen, Layer
+from argosy.workload.chain import SUMMED_BYTES, Chain, Frozen, Layer
 from argosy.workload.optimizer import OPTIMIZERS, optimizer_bytes_per_weight
+from argosy.workload.systems import Buffers
 
 # Share of a device's memory that a plan may fill: the rest is workspace and fragmentation.
 USABLE = 0.92
@@ -182,7 +184,7 @@ def state_bytes(chain: Chain, stage: Stage, share: float) -> StateBytes:
         return (common + split_here) * tensor_share * width
 
     frozen = tensor_share * frozen_bytes(chain, stage) if chain.frozen_parameters else 0.0
-    casts = chain.buffers is Buffers.TORCHTITAN and stage.zero == 3 and master_bytes(chain) > 0
+    casts = chain.buffers.is_torchtitan and stage.zero == 3 and master_bytes(chain) > 0
     state = StateBytes(
         weights=(0.0 if casts else held(chain.dtype.bytes, 3)) + frozen,
         gradients=held(chain.gradient_bytes, 2),
@@ -397,7 +399,7 @@ def forward_working_bytes(chain: Chain, stage: Stage, samples: int, share: float
 
 def gathered_bytes(chain: Chain, stage: Stage, share: float, *, backward: bool) -> float:
     """Return the bytes of gathered weights and gradients (8) on one device."""
-    if chain.buffers is Buffers.TORCHTITAN:
+    if chain.buffers.is_torchtitan:
         return _gathered_by_fsdp(chain, stage, share, backward=backward)
     times = times_whole(stage.zero, stage.num_holders, backward=backward)
     if not times:
@@ -415,9 +417,11 @@ def _gathered_by_fsdp(chain: Chain, stage: Stage, share: float, *, backward: boo
     blocks = [layer for layer in layers if layer not in root]
     block = max((layer_weights(layer, stage.expert) for layer in blocks), default=0.0)
     held = 0.0
+    keeps_root = chain.buffers is Buffers.TORCHTITAN
     if stage.zero == 3:
-        held += sum(layer_weights(layer, stage.expert) for layer in root) + 2 * block
-    if backward and stage.zero > 1 and chain.layers[-1] in root:
+        kept = root if keeps_root else [layer for layer in root if layer is chain.layers[-1]]
+        held += sum(layer_weights(layer, stage.expert) for layer in kept) + 2 * block
+    if keeps_root and backward and stage.zero > 1 and chain.layers[-1] in root:
         held += layer_weights(chain.layers[-1], stage.expert)
     summed = block * (chain.reduce_dtype or chain.dtype).bytes if backward else 0.0
     return (held * chain.dtype.bytes + summed) * stage.tensor_share(share)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from argosy.cost.memory import StateBytes, state_bytes
 from argosy.plan.plan import Plan, Stage
-from argosy.workload.chain import Buffers, Chain
+from argosy.workload.chain import Chain
+from argosy.workload.systems import Buffers
 
 # Copies of the logits of all micro-batches (1): one by one, and joined.
 _KEPT_LOGITS = 2

@@ -38,7 +38,8 @@ from argosy.exporters.grid import ParallelGrid, grid_of, launch_script
 from argosy.plan.plan import ModelRef, Plan, Recompute
 from argosy.plan.targets import TARGETS, Target, TargetName
 from argosy.workload.architecture import Architecture
-from argosy.workload.chain import Chain, Selective
+from argosy.workload.chain import Chain
+from argosy.workload.systems import Selective
 
 # What the target can express.
 TARGET = TARGETS[TargetName.MEGATRON]

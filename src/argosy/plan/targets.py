@@ -16,7 +16,8 @@ from enum import StrEnum
 from argosy.dtype import Dtype
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.schedule import ScheduleKind
-from argosy.workload.chain import Chain, Selective
+from argosy.workload.chain import Chain
+from argosy.workload.systems import Selective
 
 
 class TargetName(StrEnum):

@@ -33,6 +33,7 @@ MEANINGS = {
     "prefetch": "ZeRO exchanges layer by layer",
     "process_bytes": "of a device, before the model",
     "activation_factor": "memory over bytes of activations",
+    "tuned_kernels": "kernels are tuned by hand for the generation",
     "compiled": "kernels between products are fused",
     "fused_loss": "no copies of logits",
     "buffers": "temporary tensors of",

@@ -8,36 +8,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cached_property
 from typing import Protocol
 
 from argosy.dtype import Dtype
+from argosy.workload.systems import Buffers, Selective
 from argosy.workload.tuning import FULL, Tuning
-
-
-class Selective(StrEnum):
-    """A meaning that selective recomputation has: training systems compute different results
-    again."""
-
-    ELEMENTWISE = "elementwise"
-    """Results without a matrix product: norms, activation functions, unfused scores; as Argosy's
-    runtime."""
-    ATTENTION = "attention"
-    """Only scores of unfused attention, as Megatron-LM's core attention; nothing if attention is
-    fused."""
-    PRODUCTS = "products"
-    """Everything except every second matrix product and attention, as torchtitan's selective op."""
-
-
-class Buffers(StrEnum):
-    """A training system whose temporary tensors are counted in memory."""
-
-    ARGOSY = "argosy"
-    TORCHTITAN = "torchtitan"
-    """Frees logits before their backward, splits the loss over the vocabulary, keeps the weights of
-    embedding and head gathered, and sums gradients in fp32."""
-
 
 _FP8_BYTES = 1
 # Bytes of an element that PowerSGD sums, and of an error that it keeps: fp32.
@@ -263,7 +239,7 @@ class Chain:
     @property
     def gathers_fp8(self) -> bool:
         """Return whether weights and inputs of products are gathered in fp8, as by torchtitan."""
-        return self.buffers is Buffers.TORCHTITAN and self.dtype is Dtype.FP8
+        return self.buffers.is_torchtitan and self.dtype is Dtype.FP8
 
     @cached_property
     def least_summed_share(self) -> float:
@@ -464,7 +440,11 @@ _WHOLE_OUTPUTS_OF_TORCHTITAN = 4
 # Bytes of copies of a logit, and of its gradient, beside the 4 that are kept, with 16-bit weights.
 # Torchtitan frees 16-bit logits before the backward, but its allocator finds no other tensor for
 # their 2 bytes; beside them are the fp32 logits and the gradient of the log-probabilities.
-_COPIES_OF_LOGITS = {Buffers.ARGOSY: 12.0, Buffers.TORCHTITAN: 10.0}
+_COPIES_OF_LOGITS = {
+    Buffers.ARGOSY: 12.0,
+    Buffers.TORCHTITAN: 10.0,
+    Buffers.TORCHTITAN_2025: 10.0,
+}
 # Bytes of a 16-bit logit.
 _LOGIT = 2.0
 # Bytes of a logit that a loss over shards of the vocabulary holds more: exponentials in fp32.
@@ -496,4 +476,7 @@ def _with_selective(layer: Layer, selective: Selective, compiled: bool) -> Layer
     dropped = layer.score_bytes + _OF_PRODUCTS * (layer.activation_bytes - layer.score_bytes)
     dropped -= 0.0 if compiled else layer.output_bytes
     again = layer.second_flop or (layer.forward_flop - layer.attention_flop) / 2
+    if selective is Selective.PRODUCTS_ALONE:
+        dropped += layer.output_bytes
+        again += layer.attention_flop
     return replace(layer, selective_bytes=dropped, selective_flop=again)

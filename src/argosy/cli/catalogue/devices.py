@@ -48,6 +48,7 @@ def _to_dict(kind: DeviceKind) -> dict[str, Any]:
     content = asdict(kind)
     content["flops"] = dict(kind.flops)
     content["reached"]["products"] = dict(kind.reached.products)
+    content["tuned"]["products"] = dict(kind.tuned.products)
     if math.isinf(kind.exchange_rate):
         content["exchange_rate"] = None
     return content

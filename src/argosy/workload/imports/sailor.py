@@ -281,6 +281,11 @@ class SailorGroup:
     num_devices: int
     zone: str
 
+    def includes(self, fewer: SailorGroup) -> bool:
+        """Return whether ``fewer`` has as many GPUs of this kind and zone, or fewer."""
+        same = (self.kind, self.zone) == (fewer.kind, fewer.zone)
+        return same and fewer.num_devices <= self.num_devices
+
     def __str__(self) -> str:
         return f"{self.num_devices} x {self.kind} in {self.zone}"
 
@@ -293,6 +298,14 @@ class PairBandwidth:
     receiver: SailorGroup
     bandwidth: float
     """Bytes/s with large messages, all GPUs of the sender together."""
+
+    def is_part_of(self, one: SailorGroup, other: SailorGroup) -> bool:
+        """Return whether these are as many GPUs or fewer of the same nodes, in any direction."""
+        ends = (self.sender, self.receiver)
+        return any(
+            start.includes(ends[0]) and end.includes(ends[1])
+            for start, end in ((one, other), (other, one))
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,6 +341,16 @@ class SailorBandwidths:
                 f"a measured receiver ({known or 'none'})", str(receiver), f"from {sender}"
             )
         return self._index[sender, receiver]
+
+    def between_nics(self, sender: SailorGroup, receiver: SailorGroup) -> float:
+        """Return the bytes/s between two nodes: the largest that as many GPUs or fewer reached, in
+        either direction, because more GPUs of a node do not get less from its NIC.
+
+        The published rate of eight Titan RTX and eight RTX 2080 is that of another pair of nodes,
+        digit for digit, and a 25th of what two GPUs of each got.
+        """
+        measured = (pair.bandwidth for pair in self.pairs if pair.is_part_of(sender, receiver))
+        return max(measured, default=self.between_nodes(sender, receiver))
 
     @cached_property
     def _index(self) -> dict[tuple[SailorGroup, SailorGroup], float]:
