@@ -161,8 +161,8 @@ def _read_table(path: Path, *, partly: bool) -> Measurements:
     nearest = min(
         zip(absent, _TABLES, strict=True), key=lambda pair: len(pair[0]) / len(pair[1][0])
     )
-    missing, (needed, _) = nearest
-    if len(missing) == len(needed):
+    missing, (all_needed, _) = nearest
+    if len(missing) == len(all_needed):
         expected = "the columns of a table that docs/formats.md describes, or runs in JSON"
         raise invalid(file=str(path), line=1, expected=expected)
     expected = f"also the columns {', '.join(sorted(missing))}"
