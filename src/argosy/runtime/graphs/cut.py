@@ -192,9 +192,7 @@ class GraphCut:
         own: dict[int, list[int]] = {}
         for index in part.operations:
             if self._runs_once(index):
-                own.setdefault(0 if self.layers is None else self._layer(index, stage), []).append(
-                    index
-                )
+                own.setdefault(self._layer(index, stage), []).append(index)
         groups = [self._with_free(indices) for _, indices in sorted(own.items())]
         results = {*part.sends, *(after for _, after in part.updates), graph.loss}
         later = {
@@ -224,10 +222,16 @@ class GraphCut:
             )
             yield StageSegment(operations=group, reads=frozenset(read - made), leaves=tuple(leaves))
 
+    def segment_layers(self, stage: int) -> list[int]:
+        """Return the layer of every segment of a stage."""
+        once = filter(self._runs_once, self.parts[stage].operations)
+        return sorted({self._layer(index, stage) for index in once})
+
     def _layer(self, index: int, stage: int) -> int:
         """Return the layer of an operation, or the first layer of its stage if it was moved there
-        from an earlier stage."""
-        assert self.layers is not None
+        from an earlier stage; 0 if stages do not consist of layers."""
+        if self.layers is None:
+            return 0
         return max(self.layers[index], self._first_layers.get(stage, 0))
 
     @cached_property

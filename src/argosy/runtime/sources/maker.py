@@ -73,15 +73,22 @@ class StageMaker:
 
     def _forward(self, plan: Plan, autocast: torch.dtype | None) -> Forward:
         if autocast not in self.captures:
-            recipe = self.recipe
-            with self.catalogue.without_values():
-                self.captures[autocast] = capture_forward(
-                    recipe.model,
-                    recipe.loss_fn,
-                    self.batch,
-                    device=recipe.device,
-                    autocast=autocast,
-                    recording=self.recording,
-                    name=plan.model.name,
-                )
+            self.captures[autocast] = self._captured(plan, autocast)
         return self.captures[autocast]
+
+    def captured_now(self, plan: Plan) -> Forward:
+        """Capture the forward in the present mode of the model, in the precision of a plan."""
+        return self._captured(plan, autocast_for(plan.model.dtype, self.recipe.model.parameters()))
+
+    def _captured(self, plan: Plan, autocast: torch.dtype | None) -> Forward:
+        recipe = self.recipe
+        with self.catalogue.without_values():
+            return capture_forward(
+                recipe.model,
+                recipe.loss_fn,
+                self.batch,
+                device=recipe.device,
+                autocast=autocast,
+                recording=self.recording,
+                name=plan.model.name,
+            )

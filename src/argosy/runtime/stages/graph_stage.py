@@ -61,6 +61,8 @@ class GraphStage:
         self.is_last = index == cut.num_stages - 1
         self.recompute, self.device, self.seed = recompute, device, seed
         self.gate: LayerGate | None = None
+        self.places: Sequence[int] = range(len(self.segments))
+        """The parts of the gate that gather the weights of the segments."""
         self.deferral: Deferral | None = None
         self.owners = {
             value: owner(model, cut.graph.values[value].name) for value in self.part.weights
@@ -142,7 +144,8 @@ class GraphStage:
         }
 
         held: dict[Any, Any] = {**self.given(batch, moment), **received}
-        for at, segment in enumerate((self.joined,) if self._is_joined() else self.segments):
+        segments = (self.joined,) if self._is_joined() else self.segments
+        for at, segment in zip(self.places, segments, strict=False):
             once = partial(self.run_segment, segment, moment=moment)
             run = recomputed(self.recompute, deferring(self.deferral, once), draws=False)
             given = self.read_by(segment, held)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tr
 from argosy.errors import Problem, raise_any
 from argosy.plan.plan import Plan
 from argosy.runtime.processes.ranks import Seat
+from argosy.runtime.stages.carry import Carry
+from argosy.runtime.stages.moment import Moment
 
 
 def check_batch(batch: Any, plan: Plan, *, may_be_short: bool = False) -> int:
@@ -43,6 +46,23 @@ def check_batch(batch: Any, plan: Plan, *, may_be_short: bool = False) -> int:
         problems.append(Problem("batch", type(batch).__name__, "a pytree with tensors"))
     raise_any(problems)
     return samples
+
+
+def check_samples(batch: Any, example: Any) -> None:
+    """Raise an ``InputError`` unless the samples of a batch have the shapes of the example's, which
+    a program was captured with."""
+    known = dict(tree_flatten_with_path(example)[0])
+    problems = []
+    for path, leaf in tree_flatten_with_path(batch)[0]:
+        like = known.get(path)
+        if (
+            isinstance(leaf, Tensor)
+            and isinstance(like, Tensor)
+            and leaf.shape[1:] != like.shape[1:]
+        ):
+            actual, expected = (f"samples of shape {tuple(t.shape[1:])}" for t in (leaf, like))
+            problems.append(Problem(f"batch{keystr(path)}", actual, f"{expected}, as captured"))
+    raise_any(problems)
 
 
 def filled_up(batch: Any, samples: int, plan: Plan) -> Any:
@@ -92,3 +112,15 @@ def portion(batch: Any, plan: Plan, seat: Seat, micro_batch: int, device: torch.
         return leaf[begin:end].to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf
 
     return tree_map(rows, batch)
+
+
+def without_padding(
+    moment: Moment, left: int, carry: Carry, rows: Any
+) -> tuple[Moment, Carry, Any]:
+    """Return the ``left`` samples of a portion that belong to the batch; if there are none, one
+    copy of a sample."""
+    kept = max(1, left)
+    carry, rows = tree_map(
+        lambda leaf: leaf[:kept] if isinstance(leaf, Tensor) else leaf, (carry, rows)
+    )
+    return replace(moment, samples=kept, is_padding=left < 1), carry, rows

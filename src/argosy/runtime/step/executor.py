@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from argosy.errors import invalid
 from argosy.plan.plan import Plan
@@ -39,7 +38,7 @@ from argosy.runtime.stages.defer import Debt, Deferral, settle
 from argosy.runtime.stages.moment import Moment
 from argosy.runtime.stages.stage import StageProgram
 from argosy.runtime.stages.weighing import PartLoss, Tally
-from argosy.runtime.step.batch import batch_form, first_samples, portion
+from argosy.runtime.step.batch import batch_form, first_samples, portion, without_padding
 from argosy.runtime.weights.kept_on_host import HostActivations
 from argosy.runtime.weights.overlap import GradientEvents
 from argosy.schedule import Action, ActionKind, build_schedule, with_communication
@@ -153,6 +152,21 @@ class Executor:
         for program in self.programs.values():
             program.deferral = self.deferral if plan.schedule.kind.is_split else None
 
+    @contextlib.contextmanager
+    def running(self, programs: Mapping[int, StageProgram]) -> Iterator[None]:
+        """Run other programs of the same stages in the context."""
+        trained = self.programs
+        try:
+            self._install(programs)
+            yield
+        finally:
+            self._install(trained)
+
+    def _install(self, programs: Mapping[int, StageProgram]) -> None:
+        self.programs = programs
+        for index, program in programs.items():
+            self.stages[index].program = program
+
     def step(
         self, batch: Any, tally: Tally, *, samples: int, trains: bool = True, is_final: bool = False
     ) -> Tensor:
@@ -243,7 +257,7 @@ class Executor:
         moment = self._moment(first, seat.samples)
         is_last = stage.seat.stage == len(self.plan.stages) - 1
         if is_last and first + seat.samples > self.samples:
-            moment, carry, rows = _without_padding(moment, self.samples - first, carry, rows)
+            moment, carry, rows = without_padding(moment, self.samples - first, carry, rows)
         with self.recorder.computing(action), self._keeping(stage, index, inputs):
             result = stage.program(carry, rows, moment)
         if is_last:
@@ -466,18 +480,6 @@ def _following(actions: Sequence[Action]) -> dict[Action, ActionKind]:
         for action, after in itertools.pairwise(computing)
         if after.stage == action.stage and after.kind in _GATHERING_KINDS
     }
-
-
-def _without_padding(
-    moment: Moment, left: int, carry: Carry, rows: Any
-) -> tuple[Moment, Carry, Any]:
-    """Return the ``left`` samples of a portion that belong to the batch; if there are none, one
-    copy of a sample."""
-    kept = max(1, left)
-    carry, rows = tree_map(
-        lambda leaf: leaf[:kept] if isinstance(leaf, Tensor) else leaf, (carry, rows)
-    )
-    return replace(moment, samples=kept, is_padding=left < 1), carry, rows
 
 
 def _differentiate(outputs: list[Tensor], gradients: list[Tensor] | None) -> None:

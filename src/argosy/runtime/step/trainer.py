@@ -35,6 +35,7 @@ from argosy.runtime.processes.world import (
     join,
     open_groups,
 )
+from argosy.runtime.sources.evaluating import EvaluationStages
 from argosy.runtime.sources.maker import StageMaker
 from argosy.runtime.sources.optimizing import (
     OptimizerFactory,
@@ -43,7 +44,7 @@ from argosy.runtime.sources.optimizing import (
     make_updating,
 )
 from argosy.runtime.sources.recipe import Recipe, autocast_for
-from argosy.runtime.sources.source import keepings_of
+from argosy.runtime.sources.source import LayerSource, keepings_of
 from argosy.runtime.stages.compiling import check_compilable
 from argosy.runtime.stages.layers import check_unwrapped
 from argosy.runtime.stages.parameters import buffers_at
@@ -53,7 +54,7 @@ from argosy.runtime.state.behind import StateOnItsWay, open_state_group
 from argosy.runtime.state.checkpoint import load, save
 from argosy.runtime.state.migrate import Making, Moved, migrate
 from argosy.runtime.state.state import HeldWeight, merged, trainer_state
-from argosy.runtime.step.batch import check_batch, filled_up
+from argosy.runtime.step.batch import check_batch, check_samples, filled_up
 from argosy.runtime.step.evaluation import evaluate
 from argosy.runtime.step.executor import Executor
 from argosy.runtime.step.offloading import offloading, tensors_of
@@ -217,6 +218,8 @@ class Trainer:
         self.pending: StateOnItsWay | None = None
         """Optimizer state that the last migration has not brought yet."""
         self.state_group: dist.ProcessGroup | None = None
+        self.evaluated: EvaluationStages | None = None
+        """The stages of a captured program in eval mode, once it was evaluated."""
         self.accumulated: Accumulated | None = None
         """Losses and samples since the last update."""
         self.transport = Transport.open(self.device)
@@ -303,8 +306,14 @@ class Trainer:
         """
         self._accumulate(batch, is_final=False)
 
+    def count(self, batch: Any, *, may_be_short: bool) -> int:
+        """Return the number of samples of a batch; raise an ``InputError`` if it cannot be run."""
+        if self.making is not None and not isinstance(self.making.source, LayerSource):
+            check_samples(batch, self.making.maker.batch)
+        return check_batch(batch, self.plan, may_be_short=may_be_short)
+
     def _accumulate(self, batch: Any, *, is_final: bool) -> None:
-        samples = check_batch(batch, self.plan, may_be_short=self.takes_short_batches)
+        samples = self.count(batch, may_be_short=self.takes_short_batches)
         if self.accumulated is None:
             self.accumulated = Accumulated()
         self.recorder.step = self.steps

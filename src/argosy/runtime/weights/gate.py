@@ -132,10 +132,13 @@ class WeightGate:
         if self.following is not ActionKind.FORWARD:
             self._add_up()
         if self.following is None:  # an update may come next, and change what was gathered
-            sets = list(itertools.chain.from_iterable(self.sets))
-            settle_all(sets)
-            for shards in sets:
-                shards.discard()
+            settle_all(list(itertools.chain.from_iterable(self.sets)))
+            self.discard()
+
+    def discard(self) -> None:
+        """Drop gathers that were begun for layers which then did not run."""
+        for shards in itertools.chain.from_iterable(self.sets):
+            shards.discard()
 
     def _release(self, index: int) -> None:
         for shards in self.sets[index] if index != self.kept else ():
