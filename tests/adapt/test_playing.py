@@ -163,6 +163,24 @@ def test_a_plan_after_another_has_schedules_that_fit_it(chain: Chain) -> None:
         check_plan(step.plan, chain, cluster)
 
 
+def test_a_host_that_slows_by_a_seventh_is_planned_for(chain: Chain) -> None:
+    """Its levels are near those that were searched for, but every plan takes longer."""
+    cluster = two_hosts('[[changes]]\ndevice = "b0.0"\nsteps = [["5 s", 0.85]]\n')
+    plan = across(chain, cluster)
+    shifted = pipeline(chain, cluster, ("a0.0", "b0.0"), (len(chain.layers) // 2 + 2,))
+    searches = []
+
+    def replan(believed: Cluster) -> list[Plan]:
+        searches.append(believed.device("b0.0").speed.at(0))
+        return [plan if searches[-1] == 1 else shifted]
+
+    still = run(chain, cluster, plan, replan, AdaptationLevel.OFF)
+    full = run(chain, cluster, plan, replan)
+    assert len(searches) == 2 and searches == [1, pytest.approx(0.85, rel=0.05)]
+    assert [decision.plan.stages for decision in full.decisions] == [shifted.stages]
+    assert full.samples_per_second > 1.02 * still.samples_per_second
+
+
 def test_a_gain_that_another_schedule_brings_for_nothing_pays_for_no_move(chain: Chain) -> None:
     """The other plan is 30 % faster than the first one under its own schedule, and no faster than
     under the best one."""

@@ -50,9 +50,9 @@ of a loss is returned to at once when it runs again.
 A search returns several good plans. Those that are not both slower and dearer to move to than
 another are kept, so that a plan near the one in force is found before the best one is worth its
 price. Searching takes seconds, so plans that were found are compared in every later world. A search
-is made only in a world unlike those searched in (``SEARCHED``), on average at most every
-``replan_every`` steps, at once if a device or link is lost, and never while the latest samples
-contradict the belief.
+is made only in a world unlike those searched in, by its levels (``SEARCHED``) or by the time of the
+best kept plan (``min_gain``), on average at most every ``replan_every`` steps, at once if a device
+or link is lost, and never while the latest samples contradict the belief.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class Controller:
         changed = self.watch.observe(bandwidths, speeds, last)
         self.news |= dict.fromkeys(changed)
         self.age += 1
-        if not are_alike(self.present, self.watch.world, SEARCHED):
+        if not self._are_alike(self.present, self.watch.world):
             age = max(changed.values(), default=1)
             if self.past or age < self.age:  # otherwise the cluster never was as its file states
                 self.past = [*self.past, (self.present, self.age - age)][-MEMORY:]
@@ -343,7 +343,7 @@ class Controller:
         is_due = (
             bool(gone - self.lost) or len(self.searched) < _SPARE + step / self.limits.replan_every
         )
-        is_known = any(are_alike(world, searched, SEARCHED) for searched in self.searched)
+        is_known = any(self._are_alike(world, searched) for searched in self.searched)
         if is_known or not is_due or self.watch.latest != world:
             return
         self.searched.append(world)
@@ -353,6 +353,20 @@ class Controller:
             plans = self.replan(within_reach(in_world(self.cluster, world)))
             for plan in self._worth_keeping(plans, world):
                 self.kept.setdefault(plan_key(plan), plan)
+
+    def _are_alike(self, first: World, second: World) -> bool:
+        """Return whether two worlds share the result of a search: no level differs by more than
+        ``SEARCHED``, and the time of the best kept plan by no more than ``min_gain``."""
+        if first == second:
+            return True
+        if not are_alike(first, second, SEARCHED):
+            return False
+        seconds = (self._least(first), self._least(second))
+        return max(seconds) <= min(seconds) * (1 + self.limits.min_gain)
+
+    def _least(self, world: World) -> float:
+        """Return the predicted seconds of the fastest kept plan in a world."""
+        return min(self.predictor.seconds(plan, world) for plan in (self.plan, *self.kept.values()))
 
     def _worth_keeping(self, plans: Sequence[Plan], world: World) -> Iterator[Plan]:
         """Yield the plans that are cheaper to move to than every faster one."""
@@ -414,9 +428,7 @@ class Controller:
     def _remaining(self) -> float:
         """Return the mean number of steps that worlds like this one have lasted beyond its age."""
         durations = [
-            steps - self.age
-            for world, steps in self.past
-            if are_alike(world, self.present, SEARCHED)
+            steps - self.age for world, steps in self.past if self._are_alike(world, self.present)
         ]
         longer = [steps for steps in durations if steps > 0]
         return min(statistics.fmean(longer), self.limits.horizon) if longer else 0.0
