@@ -24,8 +24,8 @@ HEAD = """# Predictions against measurements
 Made by `python -m benchmarks.validation docs/validation.md` from measurements of other projects: vTrain
 (VIA-Research/vTrain, MIT), Sailor (eth-easl/sailor, MIT), Vidur (microsoft/vidur, MIT), Cephalo (benson-guo/cephalo,
 MIT), LLM Foundry (mosaicml/llm-foundry, Apache-2.0), torchtitan (pytorch/torchtitan, BSD-3), Korthikanti et al.
-(arXiv:2205.05198); and from layers that we measured on an H200. Runs on which constants
-were fitted are not judged. The exact engine, which also decides between plans, makes the predictions. For your own
+(arXiv:2205.05198), and those that `benchmarks/published` lists; and from layers that we measured on an H200. Runs on
+which constants were fitted are not judged. The exact engine, which also decides between plans, makes the predictions. For your own
 runs, see `argosy calibrate` and `docs/formats.md`.
 """
 

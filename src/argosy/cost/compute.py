@@ -41,9 +41,9 @@ Matrix products reach a share a of the datasheet's peak, and attention proper (A
 FLOP) a share a' of its own. Everything between them (norms, activation functions, residuals) moves
 the ``kept`` bytes p times through memory, one kernel after the other, so the terms add up. A host
 that launches kernels one by one needs the floor on any device; a segment of a program needs the
-part of it that its ``launches`` state. a, a' and p are constants of the device's generation
-(``data/devices.toml``, fitted on published training runs), unless a calibration sets them for all
-kinds: a_f = 1.076 a and a_b = 0.966 a, at most 1, the ratio of forward and backward in 128
+part of it that its ``launches`` state. a, a' and p are constants of the device's generation, for a
+framework's kernels or for tuned ones (``data/devices.toml``), unless a calibration sets them for
+all kinds: a_f = 1.076 a and a_b = 0.966 a, at most 1, the ratio of forward and backward in 128
 measurements on an H200 (``benchmarks/results/2026-11-15-h200-layers.md``). Likewise a'_f = 7/6 a'
 and a'_b = 14/15 a' if attention is fused, otherwise both are a': a fused backward does 5 products
 for the 2 of a forward, and A_b counts 4. Devices of a
