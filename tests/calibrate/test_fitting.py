@@ -345,7 +345,7 @@ def test_a_broken_row_of_a_published_table_is_named(tmp_path: Path, row: str, sa
 def test_a_table_that_nobody_knows_names_the_columns_that_are_missing(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text(",".join(COLUMNS[:-1]) + "\n1,1,1,1,1,1,1,1,1,1\n")
-    with pytest.raises(InputError, match=r"expected the columns iteration time \(ms\)"):
+    with pytest.raises(InputError, match=r"expected also the columns iteration time \(ms\)"):
         read_measured(path)
 
 
