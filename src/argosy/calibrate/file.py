@@ -158,11 +158,9 @@ def _read_table(path: Path, *, partly: bool) -> Measurements:
     if not columns:
         raise invalid(file=str(path), expected="a head line and at least one row")
     absent = [[name for name in needed if plain_name(name) not in columns] for needed, _ in _TABLES]
-    nearest = min(
-        zip(absent, _TABLES, strict=True), key=lambda pair: len(pair[0]) / len(pair[1][0])
-    )
-    missing, (all_needed, _) = nearest
-    if len(missing) == len(all_needed):
+    counts = [len(needed) for needed, _ in _TABLES]
+    missing, count = min(zip(absent, counts, strict=True), key=lambda pair: len(pair[0]) / pair[1])
+    if len(missing) == count:
         expected = "the columns of a table that docs/formats.md describes, or runs in JSON"
         raise invalid(file=str(path), line=1, expected=expected)
     expected = f"also the columns {', '.join(sorted(missing))}"
