@@ -81,6 +81,7 @@ def _runs() -> Iterator[str]:
         "gathered",
         "forward_start",
         "backward_start",
+        "tuned_kernels",
         "compiled",
         "fused_loss",
         "buffers",
@@ -116,7 +117,15 @@ the constants that come with Argosy, some of which were fitted on the other half
 (`data/devices.toml` says which). *Calibrated*: constants fitted on eight runs of the set's other half. One constant,
 what asynchronous tensor parallelism hides, was set by pairs of torchtitan's rows of which one is judged.
 """
-    yield from measured.page(measured.TABLES)
+    yield from measured.page([measured.FOLDER])
+    yield "## Steps of other systems and devices\n"
+    yield """\
+Steps that were restated from other public pages, before the cost model knew their systems and devices;
+`benchmarks/published/README.md` lists the sources. `python -m benchmarks.measured benchmarks/published` makes this part
+alone. Runs of Transformer Engine keep activations in fp8, and mixtures of experts and VectorLM state less than their
+memory depends on, so such runs can be predicted not to fit.
+"""
+    yield from measured.page([measured.PUBLISHED])
 
 
 def _constant(study: Study, name: str) -> str:
