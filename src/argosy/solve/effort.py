@@ -30,6 +30,8 @@ REFINED, _FEW_STATES = 32, 160
 QUICK_ROUNDS, QUICK_GAP = 36, 0.003
 # Further rounds, if there are plans with groups across nodes.
 SPANNING_ROUNDS = 60
+# Rounds for these plans if the settings leave them open.
+MIXING_ROUNDS = 12
 # A restricted search gets this factor times the best plan of the others as its ceiling, because
 # level 1 skips shapes that it estimates near the ceiling.
 ROOM = 1.2

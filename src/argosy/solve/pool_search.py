@@ -377,20 +377,24 @@ class PoolSearch:
         )
         return Branch(search=search, counts=counts, most_stages=most_stages, spans=menu.spanning)
 
-    def raise_bound(self, most_rounds: float, gap: float = 0.0, *, spans: bool = True) -> None:
-        """Search best-first over all shapes, or without groups across nodes, until the gap is small
-        enough; ``gap`` is what level 1 leaves."""
+    def raise_bound(
+        self, most_rounds: float, gap: float = 0.0, *, spans: bool | None = None
+    ) -> None:
+        """Search best-first over all shapes, or only with or without groups across nodes, until the
+        gap is small enough; ``gap`` is what level 1 leaves."""
         rounds = 0
         while (rounds := rounds + 1) <= most_rounds and not self.budget.is_spent:
             self.incumbents.confirm()
-            branches = (branch for branch in self.branches if spans or not branch.spans)
+            branches = (branch for branch in self.branches if spans in (None, branch.spans))
             branch = min(branches, key=lambda branch: branch.bound, default=None)
             least = branch.bound if branch is not None else math.inf
             goal = self.goal / (1 + gap) + self.slack
             self._report()
             doubtful = self.incumbents.least_open_suspect + self.slack
             if min(least, doubtful) >= goal:
-                self.finished = self._bound(spans=spans), self.units, self.level, spans
+                if not spans:
+                    is_all = spans is None
+                    self.finished = self._bound(spans=is_all), self.units, self.level, is_all
                 return
             if doubtful <= least:
                 self.incumbents.clear_suspect()

@@ -7,8 +7,8 @@ first. Then a shape is searched for plans with such a group, unless
     (2)  no stage with such a group is within reach ((3) of ``solve.search.reach``).
 
 By default this comes last and costs little: on a small cluster level 1 judges the plans that the
-bounds lead to, and level 2 spends some rounds of proof. Only if the best plan is one of these, the
-certificate is about them, and the proof continues.
+bounds lead to and spends a few rounds, level 2 some more. Only if the best plan is one of these,
+the certificate is about them, and the proof continues.
 """
 
 from __future__ import annotations
@@ -89,8 +89,9 @@ class SpanningSearch:
     def __init__(self, whole: PoolSearch) -> None:
         self.whole = whole
 
-    def search(self, rounds: float) -> None:
-        """Search for better plans, after all others, and spend ``rounds`` on their bounds."""
+    def search(self, rounds: float, *, spans: bool | None = None) -> None:
+        """Search for better plans, after all others, and spend ``rounds`` on bounds, of these plans
+        alone if ``spans`` is set."""
         whole = self.whole
         scope, before = whole.scope(whole.units), whole.incumbents.best
         shapes = spanning_shapes(whole.prices, whole.shapes, scope)
@@ -112,7 +113,7 @@ class SpanningSearch:
         whole.left_across = min(whole.left_across, whole.incumbents.best)
         whole.incumbents.confirm(effort.PLAYS if whole.is_quick else math.inf)
         if rounds and any(branch.spans for branch in whole.branches):
-            whole.raise_bound(rounds, 0.0 if proves else effort.QUICK_GAP)
+            whole.raise_bound(rounds, 0.0 if proves else effort.QUICK_GAP, spans=spans)
 
     def mix(self) -> None:
         """Search although the settings leave it open; keep these plans in the scope only if the
@@ -121,7 +122,8 @@ class SpanningSearch:
         if not allowed.may_span or allowed.width is not None or whole.is_late():
             return
         whole.settings = replace(allowed, spanning=True)
-        self.search(0 if whole.level == 1 else effort.SPANNING_ROUNDS)
+        rounds = effort.MIXING_ROUNDS if whole.level == 1 else effort.SPANNING_ROUNDS
+        self.search(rounds, spans=True)
         best = whole.incumbents.found[0].plan
         if not has_spanning_group(best) or whole.narrower.covers(best):
             whole.settings, whole.left_across = allowed, math.inf

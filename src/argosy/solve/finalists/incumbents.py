@@ -89,8 +89,10 @@ class Incumbents:
 
     def add(self, candidate: Candidate) -> None:
         """Add a plan with its simulated time."""
-        seconds_of = self.trial.exact_seconds if self.is_exact else self.trial.seconds
-        (seconds,) = seconds_of([candidate])
+        if self.is_exact:
+            (seconds,) = self.trial.exact_seconds([candidate], is_recorded=False)
+        else:
+            (seconds,) = self.trial.seconds([candidate])
         insort(self.found, replace(candidate, seconds=seconds, is_played=True))
         del self.found[_MOST:]
 
@@ -191,6 +193,6 @@ class Incumbents:
     def clear_suspect(self) -> None:
         """Simulate the suspect with the least bound: then its time is certain."""
         *_, candidate = heapq.heappop(self.suspects)
-        (seconds,) = self.trial.exact_seconds([candidate])
+        (seconds,) = self.trial.exact_seconds([candidate], is_recorded=False)
         self.cleared = min(self.cleared, seconds)
         self.add(candidate)

@@ -78,8 +78,10 @@ class ExactTrial:
         """What sums over the devices of a stage cost."""
         self.times: dict[Key, float] = {}
         """Seconds of plans folded along their symmetries."""
+        self.whole_times: dict[Key, float] = {}
+        """Seconds of small plans as a whole."""
         self.iterations: dict[Key, Played] = {}
-        """Iterations of small plans as a whole."""
+        """Their recorded iterations."""
 
     def decide(self, candidates: Sequence[Candidate]) -> Verdict:
         """Return the candidate that is fastest on ``calm``, and the results of the others.
@@ -116,9 +118,7 @@ class ExactTrial:
         fresh = {
             candidate.key: candidate for candidate in candidates if candidate.key not in self.times
         }
-        play = partial(
-            iteration_seconds, chain=self.prices.chain, cluster=self.calm, model=self.prices.model
-        )
+        play = self._play(iteration_seconds)
         for whole in (False, True):
             chosen = {
                 key: candidate for key, candidate in fresh.items() if _is_tiny(candidate) is whole
@@ -144,36 +144,48 @@ class ExactTrial:
                 best = min(best, times[index])
         return times
 
-    def exact_seconds(self, candidates: Sequence[Candidate]) -> list[float]:
+    def exact_seconds(
+        self, candidates: Sequence[Candidate], *, is_recorded: bool = True
+    ) -> list[float]:
         """Return the seconds of an iteration of each candidate; small plans are simulated as a
-        whole."""
+        whole.
+
+        Their iterations are recorded for ``played`` unless most of them lose, as in a proof:
+        recording takes a third of the time.
+        """
         small = {
             candidate.key: candidate
             for candidate in candidates
-            if candidate.num_steps <= SMALL_PLAN and candidate.key not in self.iterations
+            if candidate.num_steps <= SMALL_PLAN and candidate.key not in self.whole_times
         }
-        play = partial(
-            play_once, chain=self.prices.chain, cluster=self.calm, model=self.prices.model
-        )
-        self.iterations.update(
-            zip(small, self._map(partial(play, whole=True), small.values()), strict=True)
-        )
-        times = self.seconds(
-            [candidate for candidate in candidates if candidate.num_steps > SMALL_PLAN]
-        )
-        folded = iter(times)
+        if is_recorded:
+            self._record(small)
+        else:
+            times = self._map(partial(self._play(iteration_seconds), whole=True), small.values())
+            self.whole_times.update(zip(small, times, strict=True))
+        large = [candidate for candidate in candidates if candidate.num_steps > SMALL_PLAN]
+        folded = iter(self.seconds(large))
         return [
-            self.iterations[candidate.key].seconds
-            if candidate.num_steps <= SMALL_PLAN
-            else next(folded)
+            self.whole_times[candidate.key] if candidate.num_steps <= SMALL_PLAN else next(folded)
             for candidate in candidates
         ]
+
+    def _record(self, small: Mapping[Key, Candidate]) -> None:
+        """Simulate small plans as a whole, and keep their iterations."""
+        played = self._map(partial(self._play(play_once), whole=True), small.values())
+        self.iterations.update(zip(small, played, strict=True))
+        self.whole_times.update({key: self.iterations[key].seconds for key in small})
+
+    def _play(self, play: Callable[..., _Result]) -> Callable[..., _Result]:
+        return partial(play, chain=self.prices.chain, cluster=self.calm, model=self.prices.model)
 
     def played(self, candidate: Candidate) -> Played:
         """Return the iteration whose time is ``exact_seconds``; the bottleneck of a large plan is
         its slowest stage."""
         (seconds,) = self.exact_seconds([candidate])
-        if candidate.key in self.iterations:
+        if candidate.num_steps <= SMALL_PLAN:
+            if candidate.key not in self.iterations:
+                self._record({candidate.key: candidate})
             return self.iterations[candidate.key]
         stages = [sum(choice.option.seconds(choice.first, choice.end)) for choice in candidate.plan]
         return Played(seconds=seconds, bottleneck=stages.index(max(stages)))
