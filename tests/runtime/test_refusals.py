@@ -38,7 +38,7 @@ from argosy.runtime.stages.moment import Moment
 from argosy.runtime.stages.stage import LayerStage
 from argosy.runtime.stages.weighing import LossWatch
 from argosy.runtime.state.migrate import _checked
-from argosy.runtime.step.batch import check_batch
+from argosy.runtime.step.batch import check_as_captured, check_batch
 from argosy.runtime.step.trainer import Trainer
 from argosy.runtime.weights.holding import _real
 from argosy.schedule import ScheduleKind, ScheduleSpec
@@ -317,3 +317,29 @@ def test_a_folder_that_is_not_there_cannot_be_held(tmp_path: Path) -> None:
     says = r'Cannot write into .*none because the system reports "No such file or directory"'
     with pytest.raises(InputError, match=says), held(tmp_path / "none", "n0"):
         pass
+
+
+CAPTURED = {"x": torch.zeros(4, 7), "mask": None, "rate": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (
+            {"x": torch.zeros(4, 6), "mask": None, "rate": 0.5},
+            r"batch\['x'\]: found a tensor of shape \(4, 6\), expected \(4, 7\), the shape that was",
+        ),
+        (
+            {"x": torch.zeros(4, 7), "mask": None, "rate": 0.25},
+            r"batch\['rate'\]: found 0.25, expected 0.5, the value that was captured; give a value",
+        ),
+        (
+            {"mask": None, "x": torch.zeros(4, 7), "rate": 0.5},
+            r"batch: found \['mask'\], \['x'\], \['rate'\], expected \['x'\], \['mask'\], \['rate'\]",
+        ),
+    ],
+)
+def test_a_captured_program_gets_batches_like_the_captured_one(batch: Any, message: str) -> None:
+    check_as_captured({**CAPTURED, "x": torch.ones(2, 7)}, CAPTURED)
+    with pytest.raises(InputError, match=message):
+        check_as_captured(batch, CAPTURED)

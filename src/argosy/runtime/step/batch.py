@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map
 
-from argosy.errors import Problem, raise_any
+from argosy.errors import Problem, invalid, raise_any
 from argosy.plan.plan import Plan
 from argosy.runtime.processes.ranks import Seat
 from argosy.runtime.stages.carry import Carry
@@ -48,20 +48,27 @@ def check_batch(batch: Any, plan: Plan, *, may_be_short: bool = False) -> int:
     return samples
 
 
-def check_samples(batch: Any, example: Any) -> None:
-    """Raise an ``InputError`` unless the samples of a batch have the shapes of the example's, which
-    a program was captured with."""
-    known = dict(tree_flatten_with_path(example)[0])
+def check_as_captured(batch: Any, example: Any) -> None:
+    """Raise an ``InputError`` unless a batch has the entries, the shapes and the plain values of
+    the one that a program was captured with."""
+    leaves, wanted = (tree_flatten_with_path(values)[0] for values in (batch, example))
+    names, others = ([keystr(path) for path, _ in side] for side in (leaves, wanted))
+    if names != others:
+        expected = f"{', '.join(others)}, as in the batch that was captured"
+        raise invalid("batch", ", ".join(names), expected)
     problems = []
-    for path, leaf in tree_flatten_with_path(batch)[0]:
-        like = known.get(path)
-        if (
-            isinstance(leaf, Tensor)
-            and isinstance(like, Tensor)
-            and leaf.shape[1:] != like.shape[1:]
-        ):
-            actual, expected = (f"samples of shape {tuple(t.shape[1:])}" for t in (leaf, like))
-            problems.append(Problem(f"batch{keystr(path)}", actual, f"{expected}, as captured"))
+    for (path, leaf), (_, other) in zip(leaves, wanted, strict=True):
+        where = f"batch{keystr(path)}"
+        if isinstance(leaf, Tensor) and isinstance(other, Tensor):
+            if leaf.shape[1:] != other.shape[1:]:
+                actual = f"a tensor of shape {tuple(leaf.shape)}"
+                expected = f"{tuple(other.shape)}, the shape that was captured"
+                remedy = "fill all batches up to one length"
+                problems.append(Problem(where, actual, expected, suggestion=remedy))
+        elif isinstance(other, int | float | str | None) and leaf != other:
+            expected = f"{other!r}, the value that was captured"
+            remedy = "give a value that changes as a tensor with a row per sample"
+            problems.append(Problem(where, repr(leaf)[:40], expected, suggestion=remedy))
     raise_any(problems)
 
 

@@ -39,7 +39,7 @@ def evaluate(trainer: Trainer, batch: Any) -> float:
     try:
         with _evaluating(trainer, captured), in_contact_beside_others("in an evaluation"):
             for part in parts_of(batch, plan.global_batch):
-                samples = trainer.count(part, may_be_short=may_be_short)
+                samples = trainer.check_batch(part, may_be_short=may_be_short)
                 whole = filled_up(part, samples, plan)
                 losses += trainer.executor.step(whole, tally, samples=samples, trains=False).sum()
             figures = torch.cat([losses[None], tally.sums(losses)])

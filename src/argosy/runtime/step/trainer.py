@@ -54,7 +54,7 @@ from argosy.runtime.state.behind import StateOnItsWay, open_state_group
 from argosy.runtime.state.checkpoint import load, save
 from argosy.runtime.state.migrate import Making, Moved, migrate
 from argosy.runtime.state.state import HeldWeight, merged, trainer_state
-from argosy.runtime.step.batch import check_batch, check_samples, filled_up
+from argosy.runtime.step.batch import check_as_captured, check_batch, filled_up
 from argosy.runtime.step.evaluation import evaluate
 from argosy.runtime.step.executor import Executor
 from argosy.runtime.step.offloading import offloading, tensors_of
@@ -297,6 +297,13 @@ class Trainer:
         source = None if self.making is None else self.making.source
         return source is not None and not source.undivided and not source.shares_operations
 
+    def check_batch(self, batch: Any, *, may_be_short: bool) -> int:
+        """Return the number of samples of a batch; raise an ``InputError`` if it does not fit the
+        plan or the captured program."""
+        if self.making is not None and not isinstance(self.making.source, LayerSource):
+            check_as_captured(batch, self.making.maker.batch)
+        return check_batch(batch, self.plan, may_be_short=may_be_short)
+
     def accumulate(self, batch: Any) -> None:
         """Add the gradients of a batch to those of the next step. Every rank calls this with the
         same batch.
@@ -306,14 +313,8 @@ class Trainer:
         """
         self._accumulate(batch, is_final=False)
 
-    def count(self, batch: Any, *, may_be_short: bool) -> int:
-        """Return the number of samples of a batch; raise an ``InputError`` if it cannot be run."""
-        if self.making is not None and not isinstance(self.making.source, LayerSource):
-            check_samples(batch, self.making.maker.batch)
-        return check_batch(batch, self.plan, may_be_short=may_be_short)
-
     def _accumulate(self, batch: Any, *, is_final: bool) -> None:
-        samples = self.count(batch, may_be_short=self.takes_short_batches)
+        samples = self.check_batch(batch, may_be_short=self.takes_short_batches)
         if self.accumulated is None:
             self.accumulated = Accumulated()
         self.recorder.step = self.steps
