@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from argosy.cluster.topology import Cluster
 from argosy.exporters.architecture import Value, model_arguments, precision_arguments
 from argosy.exporters.form import Export, Limit, head, limit, settle, target_limits, zero_level
-from argosy.exporters.grid import hosts_are_whole, runs_of
+from argosy.exporters.grid import Run, hosts_are_whole, runs_of
 from argosy.exporters.megatron import OPTIMIZERS, model_limits, selective_is_meant
 from argosy.plan.plan import Plan, Recompute, Stage
 from argosy.plan.targets import TARGETS, TargetName
@@ -64,7 +64,7 @@ def export_flagscale(
     )
     found_meshes = meshes(plan, cluster)
     types = {host: mesh.kind for mesh in found_meshes for host in mesh.hosts}
-    visible = {run.host: ",".join(map(str, run.devices)) for run in runs_of(plan)}
+    runs = runs_of(plan)
     content = {
         "experiment": {
             "exp_name": chain.name,
@@ -77,9 +77,7 @@ def export_flagscale(
             "runner": {"hostfile": "./hostfile", "rdzv_backend": "static"},
             "envs": {
                 "CUDA_DEVICE_MAX_CONNECTIONS": 1,
-                "node_specific": {
-                    host: {"CUDA_VISIBLE_DEVICES": devices} for host, devices in visible.items()
-                },
+                "node_specific": {run.address: _environment(run) for run in runs},
             },
         },
         "train": {
@@ -94,10 +92,20 @@ def export_flagscale(
         "action": "run",
         "hydra": {"run": {"dir": "${experiment.exp_dir}/hydra"}},
     }
-    slots = ((run.host, len(run.devices)) for run in runs_of(plan))
-    hosts = "".join(f"{host} slots={count} type={types[host]}\n" for host, count in slots)
+    hosts = "".join(
+        f"{run.address} slots={len(run.devices)} type={types[run.host]}\n" for run in runs
+    )
     text = f"{head(TARGET, plan, chain)}\n{_yaml(content)}"
     return Export(files=(("train_hetero.yaml", text), ("hostfile", hosts)), lost=lost)
+
+
+def _environment(run: Run) -> dict[str, str]:
+    """Return the variables of a host: its devices, and the interface that the cluster file
+    names."""
+    interface = run.machine.interface
+    names = () if interface is None else ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+    devices = ",".join(map(str, run.devices))
+    return {"CUDA_VISIBLE_DEVICES": devices, **dict.fromkeys(names, interface or "")}
 
 
 def limits(

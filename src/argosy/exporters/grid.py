@@ -7,6 +7,7 @@ tensors innermost:
 
 so a plan's devices in that order are the ranks. torchrun numbers ranks agent by agent, so a host
 has one agent for every run of consecutive ranks, and each agent sees the devices of its run only.
+Scripts use the hosts, addresses, ports and interfaces that the cluster file names for its nodes.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from argosy.cluster.file import cluster_from_content
+from argosy.cluster.topology import Machine
 from argosy.exporters.form import Limit, limit
 from argosy.plan.plan import Plan
+from argosy.runtime.job.launch import short_names
 from argosy.runtime.job.launch_script import comment
 
 # The default port of the first host, torchrun's own.
@@ -29,7 +33,15 @@ class Run:
     """A host and the numbers of its devices that have consecutive ranks, in that order."""
 
     host: str
+    """The name of the node in the cluster file."""
+    machine: Machine
+    """The machine of the node; one with the node's own name if the cluster file names none."""
     devices: tuple[int, ...]
+
+    @property
+    def address(self) -> str:
+        """Return the address at which other hosts reach the machine."""
+        return self.machine.address or self.machine.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +79,14 @@ def grid_of(plan: Plan) -> ParallelGrid:
 
 def runs_of(plan: Plan) -> tuple[Run, ...]:
     """Return all ranks in order, as runs on hosts."""
+    machines = {
+        node.name: node.machine for node in cluster_from_content(plan.cluster.content).nodes
+    }
     runs = []
     for host, names in groupby(plan.devices, key=lambda name: name.rpartition(".")[0]):
         numbers = tuple(int(name.rpartition(".")[2]) for name in names)
-        runs.append(Run(host=host, devices=numbers))
+        machine = machines.get(host) or Machine(name=host)
+        runs.append(Run(host=host, machine=machine, devices=numbers))
     return tuple(runs)
 
 
@@ -101,9 +117,12 @@ def launch_script(
             "first one's address."
         ),
         "set -euo pipefail",
-        'HOST="${ARGOSY_HOST:-$(hostname -s)}"',
-        f"FIRST={shlex.quote(runs[0].host)}",
-        f'export MASTER_ADDR="${{MASTER_ADDR:-$FIRST}}" MASTER_PORT="${{MASTER_PORT:-{PORT}}}"',
+        'HOST="${ARGOSY_HOST:-$(hostname)}"',
+        f"FIRST={shlex.quote(runs[0].address)}",
+        (
+            'export MASTER_ADDR="${MASTER_ADDR:-$FIRST}" '
+            f'MASTER_PORT="${{MASTER_PORT:-{runs[0].machine.port or PORT}}}"'
+        ),
         *before,
         "",
         "agent() {  # the rank of this agent, its number of processes, their devices",
@@ -117,19 +136,41 @@ def launch_script(
         f"    {program}",
         "}",
         "",
-        'case "$HOST" in',
     ]
-    for host in dict.fromkeys(run.host for run in runs):
+    return "\n".join([*lines, *_cases(runs)]) + "\n"
+
+
+def _cases(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield the lines that select the agents of a host by its name."""
+    machines = list(dict.fromkeys(run.machine for run in runs))
+    names = [machine.name for machine in machines]
+    yield 'case "$HOST" in'
+    for machine in machines:
         calls = [
             f'agent {rank} {len(run.devices)} {",".join(map(str, run.devices))} "$@"'
             for rank, run in enumerate(runs)
-            if run.host == host
+            if run.machine == machine
         ]
-        lines.append(f"  {shlex.quote(host)}) {_together(calls)} ;;")
-    names = ", ".join(dict.fromkeys(run.host for run in runs))
-    refusal = shlex.quote(f"is no host of the plan, which has {names}; set ARGOSY_HOST")
-    lines += [f'  *) printf "%s %s\\n" "$HOST" {refusal} >&2; exit 2 ;;', "esac"]
-    return "\n".join(lines) + "\n"
+        yield f"  {_pattern(machine.name, names)}) {_interface(machine)}{_together(calls)} ;;"
+    known = f"is no host of the plan, which has {', '.join(names)}; set ARGOSY_HOST"
+    yield f'  *) printf "%s %s\\n" "$HOST" {shlex.quote(known)} >&2; exit 2 ;;'
+    yield "esac"
+
+
+def _pattern(name: str, names: list[str]) -> str:
+    """Return the pattern of a host's name, with and without a domain."""
+    others = [shlex.quote(short) for short in short_names(names).get(name, ())]
+    domains = [] if "." in name else [f"{shlex.quote(name)}.*"]
+    return "|".join([shlex.quote(name), *others, *domains])
+
+
+def _interface(machine: Machine) -> str:
+    """Return the command that names the network interface of a machine, if the cluster file has
+    one."""
+    if machine.interface is None:
+        return ""
+    name = shlex.quote(machine.interface)
+    return f"export NCCL_SOCKET_IFNAME={name} GLOO_SOCKET_IFNAME={name}; "
 
 
 def _together(calls: Sequence[str]) -> str:
