@@ -12,7 +12,6 @@ from runtime.loop_programs import loop_alone, loop_by_plan
 from runtime.program_cases import plan_for, plan_of
 from runtime.rank_pool import RankPool
 
-from argosy.errors import InputError
 from argosy.plan.file import dumps_plan, loads_plan
 from argosy.plan.plan import Replica
 from argosy.runtime.step.batch import check_as_captured
