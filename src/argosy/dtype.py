@@ -19,6 +19,9 @@ class Dtype(StrEnum):
     BF16 = "bf16"
     FP8 = "fp8"
 
+    # That of enumerations is written in Python, and searches look bytes up by this.
+    __hash__ = str.__hash__
+
     @property
     def bytes(self) -> int:
         """Return the bytes of one stored element; tf32 and fp8 are ways to multiply, stored as fp32

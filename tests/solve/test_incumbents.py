@@ -19,7 +19,9 @@ class Trial:
     def seconds(self, candidates: Sequence[Candidate]) -> list[float]:
         return [1.0 if candidate.number == 1 else 2.0 for candidate in candidates]
 
-    def exact_seconds(self, candidates: Sequence[Candidate]) -> list[float]:
+    def exact_seconds(
+        self, candidates: Sequence[Candidate], *, is_recorded: bool = True
+    ) -> list[float]:
         return [3.0 if candidate.number == 1 else 2.0 for candidate in candidates]
 
 

@@ -13,14 +13,7 @@ from argosy.cluster.trace import Trace
 
 def last_change(clusters: Sequence[Cluster]) -> float:
     """Return the seconds of the last knot of any trace; 0 if nothing changes."""
-    traces = [
-        trace
-        for cluster in clusters
-        for link in cluster.links
-        for trace in (link.bandwidth, link.latency)
-    ]
-    traces += [device.speed for cluster in clusters for device in cluster.devices]
-    return max((trace.times[-1] for trace in traces), default=0.0)
+    return max((cluster.last_change for cluster in clusters), default=0.0)
 
 
 def at_time_zero(cluster: Cluster) -> Cluster:

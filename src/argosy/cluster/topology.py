@@ -20,6 +20,7 @@ those of its links; its bandwidth at any time is that of its narrowest link.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -211,6 +212,21 @@ class Cluster:
         return {
             name: (node, index) for node in self.nodes for index, name in enumerate(node.devices)
         }
+
+    @cached_property
+    def last_change(self) -> float:
+        """Return the seconds of the last knot of any trace; 0 if nothing changes."""
+        traces = itertools.chain(
+            (link.bandwidth for link in self.links),
+            (link.latency for link in self.links),
+            (device.speed for device in self.devices),
+        )
+        return max((trace.times[-1] for trace in traces), default=0.0)
+
+    @cached_property
+    def node_names(self) -> dict[str, str]:
+        """Return the name of the node for each device name."""
+        return {device.name: device.node for device in self.devices}
 
     @cached_property
     def _routes(self) -> dict[tuple[str, str], tuple[Route, ...]]:

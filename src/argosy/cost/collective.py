@@ -195,15 +195,19 @@ def rates_alone(cluster: Cluster, pairs: Pairs, rounds: int) -> Rates:
     Every pair uses its first route.
     """
     loads: dict[int, float] = defaultdict(float)
-    routes = {pair: cluster.routes(*pair)[0] for pair in pairs}
-    for pair, share in pairs.items():
-        for link in routes[pair].links:
+    routes = [cluster.routes(*pair)[0] for pair in pairs]
+    for route, share in zip(routes, pairs.values(), strict=True):
+        for link in route.links:
             loads[link] += share
     seconds = {
         link: load / max(cluster.links[link].bandwidth.at(0), 1e-9) for link, load in loads.items()
     }
+    latencies = {link: cluster.links[link].latency.at(0) for link in loads}
     rates = {
-        (max(seconds[link] for link in route.links), rounds * cluster.latency(route))
-        for route in set(routes.values())
+        (
+            max(map(seconds.__getitem__, route.links)),
+            rounds * sum(map(latencies.__getitem__, route.links)),
+        )
+        for route in {id(route): route for route in routes}.values()  # hashing routes is slow
     }
     return tuple(sorted(rates))

@@ -239,9 +239,14 @@ class Portion:
 
 
 def layer_seconds(
-    model: ComputeModel, chain: Chain, layer: Layer, portion: Portion
+    model: ComputeModel,
+    chain: Chain,
+    layer: Layer,
+    portion: Portion,
+    rates: LayerRates | None = None,
 ) -> tuple[float, float]:
-    """Return the seconds of forward (1) and backward (2) of one layer."""
+    """Return the seconds of forward (1) and backward (2) of one layer; ``rates`` are those of
+    ``rates_of``, if the caller has them."""
     device, samples, share = portion.device, portion.samples, portion.share
     profile = model.profile_for(device)
     if profile is not None:
@@ -250,7 +255,7 @@ def layer_seconds(
         action = f"predict the time of layer {layer.name} on {device.kind.name}"
         reason = f"{chain.name} states no FLOP"
         raise impossible(action, reason, "a measured profile")
-    rates = rates_of(model, chain, layer, device)
+    rates = rates or rates_of(model, chain, layer, device)
     weights = read_weights(chain, layer, portion) * chain.dtype.bytes
     held = 1.0 if portion.context > 1 and portion.tensor_width == 1 else share * portion.context
     kept = layer.activation_bytes if layer.moved_bytes is None else layer.moved_bytes

@@ -25,7 +25,7 @@ class Offload:
     """Tier of the weights that the layers read, trained and frozen."""
 
     def __bool__(self) -> bool:
-        return any(tier is not None for _, tier in self.parts)
+        return not (self.optimizer is None and self.activations is None and self.weights is None)
 
     @property
     def parts(self) -> tuple[tuple[str, Tier | None], ...]:

@@ -41,6 +41,9 @@ class Recompute(StrEnum):
     FULL = "full"
     """Computes everything again except each layer's input."""
 
+    # That of enumerations is written in Python, and searches look prices up by this.
+    __hash__ = str.__hash__
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRef:

@@ -24,41 +24,38 @@ import dataclasses
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property, partial
 
-from argosy.cluster.topology import Cluster, Link, Node, Route
-from argosy.cluster.trace import total
-from argosy.cost.collective import Pairs, seconds_alone
+from argosy.cluster.topology import Cluster
+from argosy.cost.collective import Pairs, in_ring_order, seconds_alone, sliced
 from argosy.cost.communicate import reduction_passes
-from argosy.cost.compute import ComputeModel, StageSeconds, split_stage_seconds, update_seconds
-from argosy.plan.plan import Collective, Plan, Replica, Stage
-from argosy.schedule import ScheduleKind
+from argosy.cost.compute import (
+    ComputeModel,
+    Portion,
+    StageSeconds,
+    split_stage_seconds,
+    update_seconds,
+)
+from argosy.plan.plan import Algorithm, Collective, Plan, Replica, Stage
+from argosy.sim.bundles import Bundle, bundles_of, find_bundles, num_workers, sites_of
 from argosy.sim.engine.graph import Flow, TaskGraph
+from argosy.sim.folded_links import folded_cluster
 from argosy.sim.tasks.blocking import with_blocking_transfers
 from argosy.sim.tasks.compile import Compiler, compile_plan
-from argosy.sim.tasks.exchange import StageExchange, key_values, reduction, routed, weight_exchange
+from argosy.sim.tasks.exchange import (
+    StageExchange,
+    key_values,
+    passed_bytes,
+    reduction,
+    routed,
+    weight_algorithm,
+    weight_exchange,
+)
+from argosy.sim.tasks.known import Known
 from argosy.sim.tasks.member import MemberCost, portion_of
 from argosy.sim.tasks.split import overlaps, share_overlaps
 from argosy.workload.chain import Chain
-
-# The link number of a device that has no link to other devices of its node.
-NOWHERE = -1
-
-
-@dataclass(frozen=True)
-class Bundle:
-    """A group of equal neighbouring replicas that is simulated as one device."""
-
-    name: str
-    stage: int
-    """The index of the first of its stages."""
-    replicas: tuple[Replica, ...]
-    nodes: frozenset[str]
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """Return the names of the devices of all replicas."""
-        return tuple(itertools.chain.from_iterable(replica.devices for replica in self.replicas))
 
 
 def fold_plan(
@@ -76,19 +73,13 @@ def fold_plan(
     return with_blocking_transfers(graph, model.blocking), folded_cluster(cluster, folder.bundles)
 
 
-def _num_workers(plan: Plan) -> int:
-    """Return the number of stages with devices of their own; later stages reuse these devices."""
-    chunks = plan.schedule.chunks if plan.schedule.kind is ScheduleKind.INTERLEAVED else 1
-    return len(plan.stages) // chunks
-
-
 def _has_bundles(plan: Plan) -> bool:
     """Return whether a plan can be folded.
 
     Every worker must have the same replicas in all of its stages, and no stage may give its holders
     different numbers of experts.
     """
-    workers = _num_workers(plan)
+    workers = num_workers(plan)
     if any(stage.experts for stage in plan.stages):
         return False
     if workers == len(plan.stages):
@@ -100,44 +91,26 @@ def _has_bundles(plan: Plan) -> bool:
     return workers > 1 and equal
 
 
-def find_bundles(plan: Plan, cluster: Cluster) -> list[Bundle]:
-    """Return runs of replicas with equal devices, widths and samples, worker by worker."""
-
-    def look(replica: Replica) -> tuple[object, ...]:
-        """Return what two replicas must have in common to be equal."""
-        kinds = tuple(
-            (d.kind.name, d.efficiency, d.speed) for d in map(cluster.device, replica.devices)
-        )
-        return kinds, replica.samples, replica.ratios
-
-    bundles = []
-    for index, stage in enumerate(plan.stages[: _num_workers(plan)]):
-        runs = (tuple(run) for _, run in itertools.groupby(stage.replicas, key=look))
-        for number, run in enumerate(runs):
-            nodes = frozenset(
-                cluster.device(name).node for replica in run for name in replica.devices
-            )
-            bundles.append(Bundle(f"stage{index}.{number}", index, run, nodes))
-    return bundles
-
-
 class Folder(Compiler):
     """A compiler that gives each bundle of a plan one device.
 
     Bytes that stay inside nodes flow from a bundle to a twin of itself.
     """
 
-    def __init__(self, plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        chain: Chain,
+        cluster: Cluster,
+        model: ComputeModel,
+        known: Known | None = None,
+    ) -> None:
+        """Prepare a plan; ``known`` has what was found for other plans of the cluster."""
         self.whole = plan
         self.real = cluster
-        self.bundles = find_bundles(plan, cluster)
-        self.home = {name: at for at, bundle in enumerate(self.bundles) for name in bundle.devices}
-        self.sites = _sites(self.bundles)
-        links = FoldedLinks(cluster)
-        self.outward = {name: links.outward(name) for name in self.home}
-        self.num_outward = [
-            len({self.outward[name] for name in bundle.devices}) for bundle in self.bundles
-        ]
+        self.known = known or Known()
+        self.bundles = find_bundles(plan, cluster, self.known)
+        self.sites = sites_of(self.bundles)
         super().__init__(_one_device_each(plan, self.bundles), chain, cluster, model)
         self.num_holders = [stage.num_holders for stage in plan.stages]
         self.key_values = self._key_values()
@@ -153,10 +126,8 @@ class Folder(Compiler):
         bundle, stage = self._bundle(replica), self.whole.stages[stage_index]
         first_replica = bundle.replicas[0]
         per_device = [
-            split_stage_seconds(
-                self.model, self.chain, stage, portion_of(self.real, stage, first_replica, at)
-            )
-            for at in range(first_replica.width)
+            split_stage_seconds(self.model, self.chain, stage, portion)
+            for portion in self._distinct_portions(stage, first_replica)
         ]
         reduce = self._reduce_seconds(stage_index, bundle)
         forward, backward, hidden_forward, hidden_backward = (
@@ -167,6 +138,12 @@ class Folder(Compiler):
         return MemberCost(
             seconds=StageSeconds(forward + reduce, backward, hidden_forward, hidden_backward)
         )
+
+    def _distinct_portions(self, stage: Stage, replica: Replica) -> list[Portion]:
+        """Return the work of one of all equal devices of a replica."""
+        portions = (portion_of(self.real, stage, replica, at) for at in range(replica.width))
+        sorts = {(id(p.device.kind), p.device.efficiency, p.share): p for p in portions}
+        return list(sorts.values())
 
     def _reductions(self, index: int, stage: Stage) -> list[StageExchange | None]:
         """Return no exchange for any replica, because reductions are part of the compute (4)."""
@@ -206,14 +183,9 @@ class Folder(Compiler):
         All groups in the node of the first one are included, because they may share a medium.
         """
         stage, algorithm = self.whole.stages[index], self.whole.algorithm(Collective.TENSOR, index)
-        home = self.real.device(bundle.devices[0]).node
-        near = [
-            replica
-            for replica in bundle.replicas
-            if self.real.device(replica.devices[0]).node == home
-        ]
         per_replica = [
-            reduction(self.chain, stage, replica, self.real, algorithm) for replica in near
+            reduction(self.chain, stage, replica, self.real, algorithm)
+            for replica in bundle.run.near
         ]
         exchanges = [exchange for exchange in per_replica if exchange is not None]
         if not exchanges:
@@ -221,8 +193,48 @@ class Folder(Compiler):
         pairs = {pair: size for exchange in exchanges for pair, size in exchange.pairs.items()}
         return seconds_alone(self.real, pairs, exchanges[0].rounds)
 
-    def _weight_exchange(self, stages: tuple[int, ...], parameters: int) -> StageExchange:
-        return weight_exchange(self.whole, self.chain, self.real, stages, parameters)
+    def _weights_once(
+        self, stages: tuple[int, ...], parameters: int
+    ) -> tuple[tuple[Flow, ...], int]:
+        whole, factor = [self.whole.stages[at] for at in stages], 1 / self.model.reduction
+        passed = passed_bytes(self.chain, whole, parameters)
+        if passed.split:
+            exchange = weight_exchange(self.whole, self.chain, self.real, stages, parameters)
+            return self._flows_of(exchange.pairs, factor), exchange.rounds
+        algorithm, places = weight_algorithm(self.whole, stages), self._places(stages)
+        # How many NICs flows cross depends on other stages in the same nodes.
+        sites = tuple(self.sites[self.bundles[at].name] for at in places)
+        flows, rounds = self.known.of(
+            [stage.replicas for stage in whole],
+            ("around", tuple(stage.context for stage in whole), algorithm, sites),
+            lambda: self._byte_once(whole, algorithm, places),
+        )
+        size, twins = factor * passed.common, [self._twin(at) for at in places]
+        return tuple(
+            Flow(places[source], twins[source] if target < 0 else places[target], size * share)
+            for source, target, share in flows
+        ), passed.num_sums * rounds
+
+    def _places(self, stages: Sequence[int]) -> list[int]:
+        """Return the numbers of the bundles of some stages."""
+        workers = {stage % num_workers(self.whole) for stage in stages}
+        return [at for at, bundle in enumerate(self.bundles) if bundle.stage in workers]
+
+    def _byte_once(
+        self, stages: Sequence[Stage], algorithm: Algorithm, places: Sequence[int]
+    ) -> tuple[list[tuple[int, int, float]], int]:
+        """Return the flows that pass one byte around the holders of stages with these bundles:
+        source and target as positions in ``places``, -1 inside nodes, and bytes."""
+        node_of = self.real.node_names.__getitem__
+        holders = [holder for stage in stages for holder in stage.holders]
+        order = in_ring_order([name for at in places for name in self.bundles[at].devices], node_of)
+        once, rounds = sliced(algorithm, holders, order, node_of)
+        position = {bundle: at for at, bundle in enumerate(places)}
+        flows = [
+            (position[flow.source], position.get(flow.target, -1), flow.bytes)
+            for flow in self._flows_of(once, 1.0)
+        ]
+        return flows, rounds
 
     def _flows(self, source: int, target: int, num_bytes: float) -> tuple[Flow, ...]:
         inside = self.inside.get((source, target), 0.0)
@@ -238,19 +250,49 @@ class Folder(Compiler):
 
     def _inside_shares(self) -> dict[tuple[int, int], float]:
         """Return, for each pair of bundles, the share of their traffic that stays inside nodes."""
+        shares: dict[tuple[int, int], float] = {}
+        for at, (stage, following) in enumerate(itertools.pairwise(self.whole.stages)):
+            sources, targets = self._places([at]), self._places([at + 1])
+            between = self.known.of(
+                [stage.replicas, following.replicas],
+                "inside",
+                partial(self._inside_between, stage, following, sources, targets),
+            )
+            for (source, target), share in between.items():
+                shares[sources[source], targets[target]] = share
+                shares[targets[target], sources[source]] = share
+        return shares
+
+    def _inside_between(
+        self, stage: Stage, following: Stage, sources: Sequence[int], targets: Sequence[int]
+    ) -> dict[tuple[int, int], float]:
+        """Return the share of the traffic between the bundles of two stages that stays inside
+        nodes, by the positions of the bundles; shares of 0 are left out."""
+        ends = itertools.product(sources, targets)
+        if all(self.bundles[a].nodes.isdisjoint(self.bundles[b].nodes) for a, b in ends):
+            return {}
+        node_of, home = self.real.node_names, self.home
+        common: dict[tuple[object, ...], list[tuple[int, int, float]]] = {}
         moved: dict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for stage, following in itertools.pairwise(self.whole.stages):
-            for source, target, samples in overlaps(stage.replicas, following.replicas):
-                for sender, receiver, part in share_overlaps(source.shares, target.shares):
-                    start, end = source.devices[sender], target.devices[receiver]
-                    stays = self.real.device(start).node == self.real.device(end).node
-                    for pair in (
-                        (self.home[start], self.home[end]),
-                        (self.home[end], self.home[start]),
-                    ):
-                        moved[pair][0] += samples * part
-                        moved[pair][1] += samples * part * stays
-        return {pair: stayed / whole for pair, (whole, stayed) in moved.items() if stayed}
+        for source, target, samples in overlaps(stage.replicas, following.replicas):
+            look = (source.width, source.ratios, target.width, target.ratios)
+            if look not in common:
+                common[look] = list(share_overlaps(source.shares, target.shares))
+            pair = moved[home[source.devices[0]], home[target.devices[0]]]
+            for sender, receiver, part in common[look]:
+                pair[0] += samples * part
+                if node_of[source.devices[sender]] == node_of[target.devices[receiver]]:
+                    pair[1] += samples * part
+        return {
+            (sources.index(source), targets.index(target)): stayed / whole
+            for (source, target), (whole, stayed) in moved.items()
+            if stayed
+        }
+
+    @cached_property
+    def home(self) -> dict[str, int]:
+        """Return the bundle of each device."""
+        return {name: at for at, bundle in enumerate(self.bundles) for name in bundle.devices}
 
     def _flows_of(self, pairs: Pairs, factor: float) -> tuple[Flow, ...]:
         """Return the flows of a collective as if all devices and NICs passed as much as the busiest
@@ -259,21 +301,24 @@ class Folder(Compiler):
         between: dict[tuple[int, int], float] = defaultdict(float)
         leaving: dict[str, float] = defaultdict(float)
         entering: dict[str, float] = defaultdict(float)
+        node_of, home = self.real.node_names, self.home
         for (start, end), num_bytes in pairs.items():
-            start_node, end_node = self.real.device(start).node, self.real.device(end).node
+            start_node, end_node = node_of[start], node_of[end]
             if start_node == end_node:
-                inside[self.home[start]][self.outward[start]] += num_bytes
+                bundle = home[start]
+                inside[bundle][self.bundles[bundle].run.outward[start]] += num_bytes
             else:
-                between[self.home[start], self.home[end]] += num_bytes
+                between[home[start], home[end]] += num_bytes
                 leaving[start_node] += num_bytes
                 entering[end_node] += num_bytes
-        flows = [
-            Flow(home, self._twin(home), factor * max(by_link.values()) * self.num_outward[home])
-            for home, by_link in inside.items()
-        ]
-        for (home, target), num_bytes in between.items():
-            crowd = max(self._crowd(home, leaving), self._crowd(target, entering))
-            flows.append(Flow(home, target, factor * num_bytes * crowd))
+        flows = []
+        for bundle, by_link in inside.items():
+            links = len(self.bundles[bundle].run.inside)
+            busiest = max(by_link.values())
+            flows.append(Flow(bundle, self._twin(bundle), factor * busiest * links))
+        for (source, target), num_bytes in between.items():
+            crowd = max(self._crowd(source, leaving), self._crowd(target, entering))
+            flows.append(Flow(source, target, factor * num_bytes * crowd))
         return tuple(flows)
 
     def _crowd(self, bundle: int, passing: Mapping[str, float]) -> float:
@@ -288,14 +333,10 @@ class Folder(Compiler):
     def _bundle_update(self, device: int) -> float:
         """Return the update seconds of the slowest device of a bundle, for all of its stages."""
         bundle = self.bundles[device]
-        replica = bundle.replicas[0]
-        stages = self.whole.stages[bundle.stage :: _num_workers(self.whole)]
+        stages = self.whole.stages[bundle.stage :: num_workers(self.whole)]
         return max(
-            sum(
-                update_seconds(self.chain, stage, portion_of(self.real, stage, replica, member))
-                for stage in stages
-            )
-            for member in range(replica.width)
+            sum(update_seconds(self.chain, stage, portion) for stage in stages)
+            for portion in self._distinct_portions(stages[0], bundle.replicas[0])
         )
 
     def graph(self) -> TaskGraph:
@@ -303,12 +344,6 @@ class Folder(Compiler):
         return replace(
             super().graph(), devices=(*names, *(f"{name}.inside" for name in names)), resident=()
         )
-
-
-def bundles_of(plan: Plan, bundles: Sequence[Bundle], stage: int) -> list[Bundle]:
-    """Return the bundles that run a stage, in the order of its replicas."""
-    worker = stage % _num_workers(plan)
-    return [bundle for bundle in bundles if bundle.stage == worker]
 
 
 def _one_device_each(plan: Plan, bundles: Sequence[Bundle]) -> Plan:
@@ -322,111 +357,3 @@ def _one_device_each(plan: Plan, bundles: Sequence[Bundle]) -> Plan:
         )
         stages.append(replace(stage, replicas=replicas, context=1, expert=1))
     return replace(plan, stages=tuple(stages))
-
-
-def folded_cluster(cluster: Cluster, bundles: Sequence[Bundle]) -> Cluster:
-    """Build the cluster on which bundles run (1) to (3)."""
-    builder = FoldedLinks(cluster)
-    sites = _sites(bundles)
-    routes: dict[tuple[str, str], tuple[Route, ...]] = {}
-    for source, target in itertools.product(bundles, repeat=2):
-        route = builder.between(source, target, sites)
-        if route is not None:
-            routes[source.name, target.name] = (route,)
-    devices = []
-    for bundle in bundles:
-        devices.append(
-            replace(cluster.device(bundle.devices[0]), name=bundle.name, node=bundle.name)
-        )
-        devices.append(replace(devices[-1], name=f"{bundle.name}.inside"))
-        inside = builder.inside(bundle)
-        if inside is not None:
-            routes[bundle.name, f"{bundle.name}.inside"] = (inside,)
-    nodes = tuple(Node(name=device.name, devices=(device.name,)) for device in devices)
-    folded = Cluster(
-        name=cluster.name, nodes=nodes, devices=tuple(devices), links=tuple(builder.links)
-    )
-    return folded.with_routes(routes)
-
-
-def _sites(bundles: Sequence[Bundle]) -> dict[str, frozenset[str]]:
-    """Return, per bundle, its nodes and those of all bundles that share nodes with it.
-
-    Bundles may share nodes through a third one.
-    """
-    groups: list[set[str]] = []
-    for bundle in bundles:
-        joined = [group for group in groups if not group.isdisjoint(bundle.nodes)]
-        groups = [group for group in groups if group.isdisjoint(bundle.nodes)]
-        groups.append(set(bundle.nodes).union(*joined))
-    return {b.name: frozenset(next(group for group in groups if b.nodes <= group)) for b in bundles}
-
-
-class FoldedLinks:
-    """The links of a folded cluster, which are built when a route first needs them."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.nodes = {node.name: node for node in cluster.nodes}
-        self.nics = {link for node in cluster.nodes for link in node.nic or ()}
-        self.links: list[Link] = []
-        self.known: dict[tuple[object, ...], int] = {}
-
-    def between(
-        self, source: Bundle, target: Bundle, sites: dict[str, frozenset[str]]
-    ) -> Route | None:
-        """Return the route from any node of a bundle to a different node of another (1), (3).
-
-        Returns None if all their devices are in one node.
-        """
-        ends = (
-            (a, b) for a in source.devices for b in target.devices if self._node(a) != self._node(b)
-        )
-        pair = next(ends, None)
-        if pair is None:
-            return None
-        links = self.cluster.routes(*pair)[0].links
-        out, into = sites[source.name], sites[target.name]
-        folded = []
-        for link in links:
-            if link not in self.nics:
-                folded.append(self._link(("real", link), [link]))
-            elif link == links[0]:
-                folded.append(self._link(("out", out), self._nics(out, 0)))
-            else:
-                folded.append(self._link(("in", into), self._nics(into, 1)))
-        return Route("folded", tuple(folded))
-
-    def _nics(self, nodes: Iterable[str], direction: int) -> list[int]:
-        """Return the links of the nodes' NICs: outgoing if ``direction`` is 0, incoming if it is
-        1."""
-        nics = [self.nodes[node].nic for node in sorted(nodes)]
-        return [nic[direction] for nic in nics if nic is not None]
-
-    def inside(self, bundle: Bundle) -> Route | None:
-        """Return the route between the devices of a bundle inside their nodes (2); None if there is
-        none."""
-        members = sorted({self.outward(name) for name in bundle.devices} - {NOWHERE})
-        return Route("inside", (self._link(("inside", *members), members),)) if members else None
-
-    def outward(self, device: str) -> int:
-        """Return the link from a device to others in its node; ``NOWHERE`` if there is none."""
-        node, at = self.cluster.node_of[device]
-        links = [medium.outward[at] for medium in node.media]
-        if len(links) == 1:
-            return links[0]
-        return max(
-            links, key=lambda link: self.cluster.links[link].bandwidth.at(0), default=NOWHERE
-        )
-
-    def _link(self, key: tuple[object, ...], members: Iterable[int]) -> int:
-        """Return the number of a link with the total capacity of ``members``."""
-        if key not in self.known:
-            real = [self.cluster.links[member] for member in members]
-            self.known[key] = len(self.links)
-            self.links.append(replace(real[0], bandwidth=total(link.bandwidth for link in real)))
-        return self.known[key]
-
-    def _node(self, device: str) -> str:
-        """Return the node of a device."""
-        return self.cluster.device(device).node

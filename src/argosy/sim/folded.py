@@ -38,9 +38,11 @@ from argosy.plan.plan import Plan
 from argosy.schedule import ActionKind, ScheduleSpec
 from argosy.sim.constant import orders_of
 from argosy.sim.engine.graph import Flow
-from argosy.sim.fold import FoldedLinks, Folder
+from argosy.sim.fold import Folder
+from argosy.sim.folded_links import FoldedLinks
 from argosy.sim.lanes import Crowd, Lane, LaneMessage, LinkUsers
 from argosy.sim.steady import steady_seconds
+from argosy.sim.tasks.known import Known
 from argosy.workload.chain import Chain
 
 # Kinds of actions; an index of this tuple is one of the four numbers that follow.
@@ -56,21 +58,27 @@ _COMPUTED, _ARRIVED, _FLOW_LEFT, _FLOW_ENDS = range(4)
 
 
 def folded_seconds(
-    plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel | None = None
+    plan: Plan,
+    chain: Chain,
+    cluster: Cluster,
+    model: ComputeModel | None = None,
+    known: Known | None = None,
 ) -> float | None:
     """Return the seconds of one iteration; None if the plan is not supported here."""
     if plan.schedule.kind.is_chunked:
         return None
-    folded = FoldedPlan(plan, chain, cluster, model or ComputeModel())
+    folded = FoldedPlan(plan, chain, cluster, model or ComputeModel(), known or Known())
     return folded.seconds(plan.schedule) if folded.is_playable else None
 
 
 class FoldedPlan(Folder):
     """A folded plan that is prepared once and can be timed under several schedules."""
 
-    def __init__(self, plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel) -> None:
-        super().__init__(plan, chain, cluster, model)
-        self.folded_links = FoldedLinks(cluster)
+    def __init__(
+        self, plan: Plan, chain: Chain, cluster: Cluster, model: ComputeModel, known: Known
+    ) -> None:
+        super().__init__(plan, chain, cluster, model, known)
+        self.folded_links = FoldedLinks(cluster, self.known)
         self.stage_of = [bundle.stage for bundle in self.bundles]
         self.bundles_of: list[list[int]] = [[] for _ in plan.stages]
         for number, stage in enumerate(self.stage_of):
@@ -114,8 +122,7 @@ class FoldedPlan(Folder):
             for stages, parameters, times in self._gradient_groups()
         ]
         """Stages that sum gradients together, and the message by which they do so."""
-        capacity = [link.bandwidth.at(0) for link in self.folded_links.links]
-        self.network = LinkUsers(self.messages, capacity)
+        self.network = LinkUsers(self.messages, self.folded_links.capacity)
 
     @property
     def is_playable(self) -> bool:

@@ -22,6 +22,7 @@ from argosy.sim.engine.graph import TaskGraph
 from argosy.sim.fold import fold_plan
 from argosy.sim.folded import folded_seconds
 from argosy.sim.tasks.compile import compile_plan
+from argosy.sim.tasks.known import Known
 from argosy.timeline import Timeline
 from argosy.workload.chain import Chain
 
@@ -100,13 +101,15 @@ def iteration_seconds(
     model: ComputeModel | None = None,
     *,
     whole: bool | None = None,
+    known: Known | None = None,
 ) -> float:
     """Return the seconds of a plan's first iteration, as ``play`` simulates it.
 
-    The result is infinite if the iteration never ends.
+    The result is infinite if the iteration never ends. ``known`` has what was found for other plans
+    of the cluster.
     """
     is_whole = plays_whole(plan) if whole is None else whole
-    seconds = None if is_whole else folded_seconds(plan, chain, cluster, model)
+    seconds = None if is_whole else folded_seconds(plan, chain, cluster, model, known)
     return (
         first_end(play(plan, chain, cluster, model, whole=is_whole, record=0))
         if seconds is None

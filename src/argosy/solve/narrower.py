@@ -19,6 +19,7 @@ A certificate covers plans of (2) only if the best plan is one of them.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from contextlib import suppress
@@ -32,12 +33,12 @@ from argosy.solve.finalists.candidate import Candidate, on_pools
 from argosy.solve.finalists.judge import Complete
 from argosy.solve.parts import narrower_searches
 from argosy.solve.spanning import has_spanning_group
-from argosy.space.price import widest
 from argosy.space.rate import width_bound
 from argosy.space.widths import node_widths, spanning_widths
 
 if TYPE_CHECKING:
     from argosy.solve.pool_search import PoolSearch
+    from argosy.solve.search.shape import Shape
     from argosy.solve.settings import Settings
     from argosy.space.pool import Pool
 
@@ -137,14 +138,14 @@ class NarrowerSearches:
         whole = self.whole
         if not self.given.may_span or self.given.width is not None:
             return
-        most = int(min(widest(whole.prices.chain.layers), self.given.max_width or math.inf))
+        most = int(min(whole.prices.most_width, self.given.max_width or math.inf))
         bounds = {width: self._bound(width) for width in sorted(self._widths_across(most))}
         for width in sorted(bounds, key=bounds.__getitem__):
             best = whole.incumbents.best
             if bounds[width] < best and not whole.budget.is_spent:
                 is_far = bounds[width] * _FAR < best
                 is_searched = whole.level > 1 or whole.num_devices <= REFINED or is_far
-                if is_searched or bounds[width] < self._bound_inside(most):
+                if is_searched or not self._is_bounded_inside(most, bounds[width]):
                     yield width
 
     def _widths_across(self, most: int) -> set[int]:
@@ -159,20 +160,29 @@ class NarrowerSearches:
             if is_small or _divides(width // pool.per_node, len(pool.nodes))
         }
 
-    def _bound_inside(self, most: int) -> float:
-        inside = {width for pool in self.whole.pools for width in node_widths(pool, most)}
-        return min(map(self._bound, inside))
+    def _is_bounded_inside(self, most: int, seconds: float) -> bool:
+        """Return whether the bound of some width inside nodes is at most a number of seconds."""
+        whole = self.whole
+        inside = {width for pool in whole.pools for width in node_widths(pool, most)}
+        # Those of the best plan come first, because they most likely decide.
+        best = whole.incumbents.found[0]
+        widths = sorted(inside, key=lambda width: abs(width - best.plan[0].option.width))
+        shapes = [best.shape, *whole.shapes]
+        pairs = itertools.product(shapes, widths)
+        return any(self._shape_bound(shape, width) <= seconds for shape, width in pairs)
 
     def _bound(self, width: int) -> float:
         """Return a lower bound in seconds on plans whose groups all have this width."""
-        whole = self.whole
-        is_cut = whole.scope(whole.units).context != (1,)
-        return min(
-            width_bound(
-                whole.prices, shape.micro_batch_size, shape.num_micro_batches, width, is_cut=is_cut
-            )
-            for shape in whole.shapes
-        )
+        return min(self._shape_bound(shape, width) for shape in self.whole.shapes)
+
+    def _shape_bound(self, shape: Shape, width: int) -> float:
+        whole, size, count = self.whole, shape.micro_batch_size, shape.num_micro_batches
+        return width_bound(whole.prices, size, count, width, is_cut=self._is_cut)
+
+    @property
+    def _is_cut(self) -> bool:
+        """Return whether the search cuts sequences."""
+        return self.whole.scope(self.whole.units).context != (1,)
 
 
 def _divides(number: int, nodes: int) -> bool:

@@ -27,7 +27,7 @@ from argosy.solve.search.reach import promising_shapes, within_reach
 from argosy.solve.search.shape import Shape
 from argosy.space.enumerate import Scope, spanning_parts, stage_options, stage_parts
 from argosy.space.option import Option, Vector
-from argosy.space.price import Prices, widest
+from argosy.space.price import Prices
 from argosy.space.prune import Counters
 from argosy.space.widths import spanning_widths
 
@@ -50,7 +50,7 @@ def spanning_shapes(
 ) -> list[tuple[float, Shape]]:
     """Return the shapes with the bounds (1), most promising first; none if the scope has no groups
     across nodes."""
-    most = widest(prices.chain.layers)
+    most = prices.most_width
     widths = (width for pool in prices.pools for width in spanning_widths(pool, most))
     if not scope.spanning or not any(map(scope.allows_width, widths)):
         return []

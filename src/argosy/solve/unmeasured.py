@@ -25,7 +25,7 @@ from argosy.solve.feasible import FittingPlan, batch_shapes, find_fit, quick_uni
 from argosy.solve.finalists.verdict import named, why_infeasible
 from argosy.solve.settings import Settings, search_scope
 from argosy.space.enumerate import with_splits
-from argosy.space.price import Prices, widest
+from argosy.space.price import Prices
 from argosy.space.widths import node_widths
 from argosy.units import counted
 from argosy.workload.chain import Chain
@@ -233,7 +233,7 @@ def _more_of_all(prices: Prices, kind: str) -> list[tuple[int, int]]:
 
 def _widths(prices: Prices, kind: str) -> list[int]:
     """Return the widths that groups of a kind may have."""
-    most = widest(prices.chain.layers)
+    most = prices.most_width
     return sorted(
         {width for pool in prices.pools if pool.name == kind for width in node_widths(pool, most)}
     )

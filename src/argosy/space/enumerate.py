@@ -15,7 +15,7 @@ from argosy.plan.plan import Recompute
 from argosy.plan.runnable import RECOMPUTE, ZERO
 from argosy.space.option import Option, PoolPart, Vector
 from argosy.space.pool import Pool
-from argosy.space.price import Prices, widest
+from argosy.space.price import Prices
 from argosy.space.prune import Counters, fits_nowhere, without_dominated
 from argosy.space.shares import most_samples, share_samples, share_within, whole_seconds
 from argosy.space.widths import node_widths, tensor_widths
@@ -177,7 +177,7 @@ def wants_parts(prices: Prices) -> bool:
         return True
     layers = prices.chain.layers
     rooms = [
-        USABLE * pool.device.kind.memory * max(node_widths(pool, widest(layers)))
+        USABLE * pool.device.kind.memory * max(node_widths(pool, prices.most_width))
         for pool in prices.pools
     ]
     return max(layer.activation_bytes for layer in layers) > max(rooms)
@@ -368,7 +368,7 @@ def _groups(
     """
     taken = [(pool, number) for pool, number in enumerate(devices) if number]
     pools = [prices.pools[pool] for pool, _ in taken]
-    most = widest(prices.chain.layers)
+    most = prices.most_width
     widths = [
         [
             width

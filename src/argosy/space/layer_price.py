@@ -10,7 +10,6 @@ from argosy.cost.compute import (
     ComputeModel,
     Portion,
     hidden_seconds,
-    layer_seconds,
     recompute_seconds,
 )
 from argosy.plan.plan import Recompute
@@ -32,17 +31,25 @@ class LayerSeconds(NamedTuple):
     """Seconds of transfers of keys and values."""
 
 
+class LayerCompute(NamedTuple):
+    """The seconds of ``cost.compute.layer_seconds``, which are equal for all recomputations."""
+
+    layer: Layer
+    forward: float
+    backward: float
+
+
 def price_layer(
     model: ComputeModel,
     chain: Chain,
-    layer: Layer,
+    priced: LayerCompute,
     where: Pool,
     portion: Portion,
     recompute: Recompute,
 ) -> tuple[LayerSeconds, LayerSeconds]:
     """Return the seconds of the forward and of the backward of a layer."""
     split, samples = Split(portion.width, portion.context, portion.expert), portion.samples
-    forward, backward = layer_seconds(model, chain, layer, portion)
+    layer, forward, backward = priced
     speed = where.device.speed.at(0)
     again = recompute_seconds(model, chain, layer, portion, recompute, forward)
     ahead, back = forward / speed, (backward + again) / speed

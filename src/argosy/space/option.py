@@ -84,10 +84,12 @@ class Option:
     def expert(self) -> int:
         return self.parts[0].expert
 
-    @property
-    def way(self) -> tuple[object, ...]:
-        """Return the fields in which options on the same devices may differ."""
-        return self.parts, self.recompute, self.zero, self.offload
+    @cached_property
+    def way(self) -> int:
+        """Return a number for the fields in which options on the same devices may differ: equal
+        numbers for equal fields."""
+        fields = (self.parts, self.recompute, self.zero, self.offload)
+        return self.prices.ways.setdefault(fields, len(self.prices.ways))
 
     @property
     def holders(self) -> int:
@@ -100,6 +102,7 @@ class Option:
         times and activations depend on recomputation, and these are not cached here."""
         copied = copy.copy(self)
         object.__setattr__(copied, "recompute", recompute)
+        copied.__dict__.pop("way", None)
         return copied
 
     def sums(self, part: PoolPart, samples: int) -> tuple[FloatArray, FloatArray]:
@@ -438,7 +441,8 @@ class Option:
     @property
     def _error_bytes(self) -> int:
         """Return the bytes of PowerSGD's error per weight on all devices of a replica."""
-        return self.context * error_bytes(self.prices.chain, self.holders)
+        chain = self.prices.chain
+        return self.context * error_bytes(chain, self.holders) if chain.powersgd else 0
 
     @cached_property
     def state(self) -> Rates:
@@ -468,6 +472,12 @@ class Option:
     def room(self) -> list[tuple[float, int]]:
         """Return for each part the bytes that a replica may use, without buffers for transfers
         between its devices, and its samples."""
+        known = self.prices.rooms
+        if self.parts not in known:
+            known[self.parts] = self._find_room()
+        return known[self.parts]
+
+    def _find_room(self) -> list[tuple[float, int]]:
         buffers = self.prices.exchange_buffers(self.context, self.expert)
         both = zip(self.pools, self.parts, strict=True)
         return [

@@ -57,19 +57,26 @@ def row_start(used: int, devices: int, per_node: int) -> int:
     return used if not inside or inside + devices <= per_node else used - inside + per_node
 
 
-def place_stages(pools: Sequence[Pool], options: Sequence[Option]) -> list[tuple[Replica, ...]]:
-    """Return the replicas of every stage, in stage order."""
+PlacedStages = dict[tuple[tuple[PoolPart, ...], Places], tuple[Replica, ...]]
+"""The replicas of stages, by their parts and places."""
+
+
+def place_stages(
+    pools: Sequence[Pool], options: Sequence[Option], known: PlacedStages | None = None
+) -> list[tuple[Replica, ...]]:
+    """Return the replicas of every stage, in stage order.
+
+    ``known`` has the replicas of other plans, of which equal ones are returned again, and is added
+    to.
+    """
     places = row_places(pools, options)
     if places is not None:
-        rows = [tuple(itertools.chain(*pool.nodes)) for pool in pools]
-        return [
-            tuple(
-                replica
-                for part, (begin, end) in zip(option.parts, stage, strict=True)
-                for replica in _replicas(part, rows[part.pool][begin:end])
-            )
-            for option, stage in zip(options, places, strict=True)
-        ]
+        known = {} if known is None else known
+        stages = [(option.parts, at) for option, at in zip(options, places, strict=True)]
+        for stage in stages:
+            if stage not in known:
+                known[stage] = _placed(pools, *stage)
+        return [known[stage] for stage in stages]
     placed = _best_fit(pools, options)
     if placed is None:
         # Such a plan never wins, but it may be the closest one if nothing fits.
@@ -80,6 +87,16 @@ def place_stages(pools: Sequence[Pool], options: Sequence[Option]) -> list[tuple
         tuple(itertools.chain(*(placed[stage, part] for part in option.parts)))
         for stage, option in enumerate(options)
     ]
+
+
+def _placed(
+    pools: Sequence[Pool], parts: Sequence[PoolPart], places: Places
+) -> tuple[Replica, ...]:
+    """Return the replicas of one stage."""
+    rows = (itertools.chain(*pools[part.pool].nodes) for part in parts)
+    ranges = zip(parts, rows, places, strict=True)
+    replicas = (_replicas(part, tuple(itertools.islice(row, *at))) for part, row, at in ranges)
+    return tuple(itertools.chain(*replicas))
 
 
 def _replicas(part: PoolPart, names: Sequence[str]) -> list[Replica]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -36,6 +36,10 @@ _FAR = 1e-3
 # A link with less than the bandwidth of this many NICs separates sites (1): it limits even two
 # nodes that send at once.
 _NARROW = 2
+
+
+_Looks = tuple[Any, ...]
+"""The properties of a node that the rest of a cluster can see."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +113,8 @@ class Pool:
 def find_pools(cluster: Cluster) -> tuple[Pool, ...]:
     """Return the pools of a cluster as it is at time 0, in the order of their first device."""
     groups: dict[tuple[Any, ...], list[tuple[str, ...]]] = {}
+    looks = {node.name: _looks(cluster, node) for node in cluster.nodes}
     for node in cluster.nodes:
-        looks = _looks(cluster, node)
         members: dict[tuple[Any, ...], list[str]] = {}
         for name in node.devices:
             device = cluster.device(name)
@@ -119,7 +123,7 @@ def find_pools(cluster: Cluster) -> tuple[Pool, ...]:
                     device.kind,
                     device.efficiency * device.speed.at(0),
                     device.price_per_hour,
-                    looks,
+                    looks[node.name],
                 )
                 members.setdefault(key, []).append(name)
         for key, names in members.items():
@@ -129,7 +133,7 @@ def find_pools(cluster: Cluster) -> tuple[Pool, ...]:
         for nodes in groups.values()
     )
     return with_sites(
-        tuple(_pool(cluster, index, nodes) for index, nodes in enumerate(rows)), cluster
+        tuple(_pool(cluster, index, nodes, looks) for index, nodes in enumerate(rows)), cluster
     )
 
 
@@ -211,7 +215,9 @@ def _check_measured(chain: Chain, pools: Sequence[Pool], model: ComputeModel) ->
         )
 
 
-def _pool(cluster: Cluster, index: int, nodes: Sequence[tuple[str, ...]]) -> Pool:
+def _pool(
+    cluster: Cluster, index: int, nodes: Sequence[tuple[str, ...]], looks: Mapping[str, _Looks]
+) -> Pool:
     home, _ = cluster.node_of[nodes[0][0]]
     best, shared = (float("inf"), 0.0), False
     if len(home.devices) > 1:
@@ -219,7 +225,7 @@ def _pool(cluster: Cluster, index: int, nodes: Sequence[tuple[str, ...]]) -> Poo
         route = max(routes, key=lambda r: (cluster.bandwidth_at(r), -cluster.latency(r)))
         best = (max(DOWN, cluster.bandwidth_at(route)), cluster.latency(route))
         shared = len(route.links) == 1
-    bandwidth, latency = _outward(cluster, home)
+    bandwidth, latency = _outward(cluster, home, looks)
     return Pool(
         index=index,
         device=cluster.device(nodes[0][0]),
@@ -237,23 +243,23 @@ def _pool(cluster: Cluster, index: int, nodes: Sequence[tuple[str, ...]]) -> Poo
     )
 
 
-def _outward(cluster: Cluster, home: Node) -> tuple[float, float]:
+def _outward(cluster: Cluster, home: Node, looks: Mapping[str, _Looks]) -> tuple[float, float]:
     """Return the bandwidth of the widest first link and the least latency from a node to any other;
     one node of each look and switch represents the rest."""
     seen: set[tuple[Any, ...]] = set()
     bandwidth, latency = 0.0, float("inf")
     for target in cluster.nodes:
-        looks = (_looks(cluster, target), target.uplinks)
-        if target is home or looks in seen:
+        sort = (looks[target.name], target.uplinks)
+        if target is home or sort in seen:
             continue
-        seen.add(looks)
+        seen.add(sort)
         for route in cluster.routes(home.devices[0], target.devices[0]):
             bandwidth = max(bandwidth, cluster.links[route.links[0]].bandwidth.at(0))
             latency = min(latency, cluster.latency(route))
     return bandwidth, latency if bandwidth else 0.0
 
 
-def _looks(cluster: Cluster, node: Node) -> tuple[Any, ...]:
+def _looks(cluster: Cluster, node: Node) -> _Looks:
     """Return the properties that the rest of the cluster can see of a node at time 0."""
 
     def figures(links: Sequence[int]) -> tuple[tuple[float, float], ...]:
@@ -292,14 +298,14 @@ def line_between_sites(pools: Sequence[Pool]) -> tuple[float, float]:
     Over two sites the line is used in both directions. Over more sites slow lines can be avoided as
     long as the others connect all sites.
     """
+    sites = {pool.site for pool in pools}
+    if len(sites) == 1:
+        return math.inf, 0.0
     lines: dict[frozenset[int], list[tuple[float, float]]] = {}
     for source, target in itertools.permutations(pools, 2):
         if source.site != target.site:
             pair = frozenset((source.site, target.site))
             lines.setdefault(pair, []).append(source.far[target.site])
-    sites = {pool.site for pool in pools}
-    if len(sites) == 1:
-        return math.inf, 0.0
     if len(sites) == 2:
         (both,) = lines.values()
         return min(rate for rate, _ in both), max(seconds for _, seconds in both)

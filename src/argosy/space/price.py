@@ -15,19 +15,34 @@ from operator import add, mul
 import numpy as np
 from numpy.typing import NDArray
 
-from argosy.cost.compute import ComputeModel, Portion, layer_seconds, waiting
+from argosy.cost.compute import (
+    ComputeModel,
+    LayerRates,
+    Portion,
+    layer_seconds,
+    rates_of,
+    waiting,
+)
 from argosy.cost.memory import exchange_buffers, layer_weights, optimizer_bytes
 from argosy.plan.plan import Recompute
 from argosy.space.exchange import Split, reduction_seconds
 from argosy.space.layer_price import (
+    LayerCompute,
     LayerSeconds,
     compute_and_exchange,
     price_layer,
     summed,
 )
+from argosy.space.part import PoolPart
 from argosy.space.pool import Pool
 from argosy.space.ranges import FloatArray as FloatArray
-from argosy.space.ranges import frozen_ranges, largest_of, running_sums
+from argosy.space.ranges import (
+    frozen_ranges,
+    kept_sums,
+    largest_of,
+    running_sums,
+    transient_ranges,
+)
 from argosy.workload.chain import Chain, Layer
 
 Rates = tuple[float, float, float]
@@ -45,13 +60,20 @@ class Prices:
         self.pools = pools
         self.model = model
         self._buffers: dict[tuple[int, int], float] = {}
+        self._exchanged: dict[int, float] = {}
         self._known: dict[tuple[_Way, float], tuple[FloatArray, FloatArray]] = {}
         self._layers: dict[_Way, list[tuple[LayerSeconds, LayerSeconds]]] = {}
         self._whole: dict[_Way, float] = {}
+        self._computed: dict[tuple[int, ...], list[LayerCompute]] = {}
+        self._layer_rates: dict[int, list[tuple[Layer, LayerRates | None]]] = {}
         self._ranges: dict[tuple[int, int], tuple[int, float] | None] = {}
         self.ways_around: dict[tuple[bool, tuple[tuple[int, ...], ...]], list[Rates]] = {}
         """Rates of ``space.option`` at which weights go around their holders: whether they are
         scattered, and pool, width, replicas, context and expert of each part."""
+        self.ways: dict[tuple[object, ...], int] = {}
+        """Numbers of ``Option.way``."""
+        self.rooms: dict[tuple[PoolPart, ...], list[tuple[float, int]]] = {}
+        """``Option.room`` by parts."""
         self.offloaded: dict[tuple[object, ...], FloatArray] = {}
         """Tables of ``space.offloaded``, by name."""
 
@@ -90,24 +112,38 @@ class Prices:
         if pairs is None:
             pool, width, samples, recompute, context, expert = way
             where = self.pools[pool]
-            portion = Portion(
-                device=where.device,
-                samples=samples,
-                share=1 / width,
-                width=width,
-                context=context,
-                expert=expert,
-            )
-            layers = (self.chain.layers[at] for at in self.distinct_layers)
+            portion = _portion(where, width, samples, context, expert)
             pairs = self._layers[way] = [
-                price_layer(self.model, self.chain, layer, where, portion, recompute)
-                for layer in layers
+                price_layer(self.model, self.chain, priced, where, portion, recompute)
+                for priced in self._priced(pool, portion)
             ]
         forward, backward = zip(*pairs, strict=True)
         if way[4] == 1:  # without parts of the sequence nothing overlaps
             return compute_and_exchange(forward, times), compute_and_exchange(backward, times)
         _, counts = self._layer_shapes
         return summed(forward, counts, times), summed(backward, counts, times)
+
+    def _priced(self, pool: int, portion: Portion) -> list[LayerCompute]:
+        """Return the distinct layers with their seconds of compute, without recomputation."""
+        key = (pool, portion.width, portion.samples, portion.context, portion.expert)
+        if key not in self._computed:
+            self._computed[key] = [
+                LayerCompute(layer, *layer_seconds(self.model, self.chain, layer, portion, rates))
+                for layer, rates in self._rates(pool)
+            ]
+        return self._computed[key]
+
+    def _rates(self, pool: int) -> list[tuple[Layer, LayerRates | None]]:
+        """Return the distinct layers with their rates on a pool; None if these are not needed."""
+        if pool not in self._layer_rates:
+            device, chain = self.pools[pool].device, self.chain
+            is_priced = chain.states_work and self.model.profile_for(device) is None
+            layers = [chain.layers[at] for at in self.distinct_layers]
+            self._layer_rates[pool] = [
+                (layer, rates_of(self.model, chain, layer, device) if is_priced else None)
+                for layer in layers
+            ]
+        return self._layer_rates[pool]
 
     def whole(
         self,
@@ -171,21 +207,12 @@ class Prices:
         if self.most_experts == 1:
             return self.seconds_by_layer(pool, width, samples)
         split, where = Split(width, 1, self.most_experts), self.pools[pool]
-        portion = Portion(
-            device=where.device,
-            samples=samples,
-            share=1 / width,
-            width=width,
-            expert=self.most_experts,
-        )
-        seconds = []
-        for at in self.distinct_layers:
-            layer = self.chain.layers[at]
-            compute = sum(
-                layer_seconds(self.model, self.chain, layer, portion)
-            ) / where.device.speed.at(0)
-            seconds.append(compute + 2 * reduction_seconds(where, layer, split, samples))
-        return seconds
+        portion, speed = _portion(where, width, samples, *split[1:]), where.device.speed.at(0)
+        return [
+            (priced.forward + priced.backward) / speed
+            + 2 * reduction_seconds(where, priced.layer, split, samples)
+            for priced in self._priced(pool, portion)
+        ]
 
     @cached_property
     def most_experts(self) -> int:
@@ -211,9 +238,13 @@ class Prices:
             self._buffers[context, expert] = max(buffers)
         return self._buffers[context, expert]
 
-    @property
+    @cached_property
     def num_layers(self) -> int:
         return len(self.chain.layers)
+
+    @cached_property
+    def most_width(self) -> int:
+        return widest(self.chain.layers)
 
     @cached_property
     def shapes(self) -> list[int]:
@@ -366,7 +397,7 @@ class Prices:
         with tensor-parallel groups of this width."""
         key = (recompute, self.copies(width))
         if key not in self._kept_ranges:
-            sums = self._kept(*key)
+            sums = kept_sums(self.chain, *key)
             self._kept_ranges[key] = sums[None, :] - sums[:, None]
         return self._kept_ranges[key]
 
@@ -379,30 +410,12 @@ class Prices:
     def _kept_ranges(self) -> dict[tuple[Recompute, int], FloatArray]:
         return {}
 
-    def _kept(self, recompute: Recompute, copies: int) -> FloatArray:
-        layers, factor, more = self.chain.layers, self.chain.activation_factor, copies - 1
-        match recompute:
-            case Recompute.NONE:
-                kept_bytes = [
-                    layer.activation_bytes + more * layer.stream_bytes for layer in layers
-                ]
-            case Recompute.SELECTIVE:
-                left = [
-                    (layer.activation_bytes - layer.selective_bytes, layer.stream_bytes)
-                    for layer in layers
-                ]
-                kept_bytes = [kept + more * min(kept, stream) for kept, stream in left]
-            case Recompute.FULL:
-                kept_bytes = (copies * self.outputs[:-1]).tolist()
-                kept_bytes[: self.chain.first_backward] = [0.0] * self.chain.first_backward
-        return factor * running_sums(kept_bytes)
-
     def transient(self, recompute: Recompute, width: int) -> FloatArray:
         """Return [a, b]: bytes per sample that a backward of layers a..b-1 holds for a moment, on
         all devices of a replica with tensor-parallel groups of this width."""
         key = (recompute, self.copies(width), width)
         if key not in self._transients:
-            held = self._transient(recompute, width)
+            held = transient_ranges(self.chain, recompute, width, self.copies(width))
             if self.chain.first_backward:
                 of_frozen = [
                     0.0 if layer.frozen is None else layer.frozen.forward_bytes
@@ -433,27 +446,6 @@ class Prices:
     def _largest_layers(self) -> dict[int, FloatArray]:
         return {}
 
-    def _transient(self, recompute: Recompute, width: int) -> FloatArray:
-        layers, factor = self.chain.layers, self.chain.activation_factor
-        more = self.copies(width) - 1
-        held = [
-            layer.working_bytes + (self.chain.split_loss_bytes(layer) if width > 1 else 0.0)
-            for layer in layers
-        ]
-        working = largest_of(
-            [own and own + layer.output_bytes for own, layer in zip(held, layers, strict=True)]
-        )
-        match recompute:
-            case Recompute.NONE:
-                return working
-            case Recompute.SELECTIVE:
-                return factor * largest_of([layer.selective_bytes for layer in layers]) + working
-        return (
-            factor
-            * largest_of([layer.activation_bytes + more * layer.stream_bytes for layer in layers])
-            + working
-        )
-
     def frozen(self, expert: int) -> FloatArray | None:
         """Return [a, b]: bytes of frozen weights in each holder of layers a..b-1, if experts are
         split over ``expert`` holders; None without frozen weights ((10) of ``cost.memory``)."""
@@ -481,12 +473,26 @@ class Prices:
     def exchanged_bytes(self, zero: int) -> float:
         """Return the bytes that go around per weight at a ZeRO level, scaled by the reachable
         bandwidth."""
-        return self.chain.exchanged_bytes(zero) / self.model.reduction
+        if zero not in self._exchanged:
+            self._exchanged[zero] = self.chain.exchanged_bytes(zero) / self.model.reduction
+        return self._exchanged[zero]
 
     @cached_property
     def state_bytes(self) -> tuple[int, int, float]:
         """Return the bytes per weight of weights, gradients and optimizer state."""
         return self.chain.dtype.bytes, self.chain.gradient_bytes, optimizer_bytes(self.chain)
+
+
+def _portion(pool: Pool, width: int, samples: int, context: int, expert: int) -> Portion:
+    """Return the work of one device of a replica."""
+    return Portion(
+        device=pool.device,
+        samples=samples,
+        share=1 / width,
+        width=width,
+        context=context,
+        expert=expert,
+    )
 
 
 def widest(layers: tuple[Layer, ...]) -> int:

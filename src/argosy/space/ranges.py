@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argosy.cost.memory import held_frozen_bytes
+from argosy.plan.plan import Recompute
 from argosy.workload.chain import Chain, Layer
 
 # Tables over ranges of layers.
@@ -63,3 +64,42 @@ def frozen_ranges(chain: Chain, expert: int) -> FloatArray:
 def _tied_frozen_bytes(layer: Layer, partner: int | None) -> float:
     """Return the bytes of frozen weights that a layer shares with layer ``partner``."""
     return layer.frozen.tied_bytes if layer.frozen is not None and layer.tied_to == partner else 0.0
+
+
+def kept_sums(chain: Chain, recompute: Recompute, copies: int) -> FloatArray:
+    """Return the running sum of the bytes per sample that layers keep for their backward on all
+    devices of a group, of which ``copies`` store what is outside its products."""
+    layers, more = chain.layers, copies - 1
+    match recompute:
+        case Recompute.NONE:
+            kept = [layer.activation_bytes + more * layer.stream_bytes for layer in layers]
+        case Recompute.SELECTIVE:
+            left = [
+                (layer.activation_bytes - layer.selective_bytes, layer.stream_bytes)
+                for layer in layers
+            ]
+            kept = [own + more * min(own, stream) for own, stream in left]
+        case Recompute.FULL:
+            kept = [0.0, *(copies * layer.output_bytes for layer in layers[:-1])]
+            kept[: chain.first_backward] = [0.0] * chain.first_backward
+    return chain.activation_factor * running_sums(kept)
+
+
+def transient_ranges(chain: Chain, recompute: Recompute, width: int, copies: int) -> FloatArray:
+    """Return [a, b]: bytes per sample that a backward of layers a..b-1 computes again or holds for
+    a moment, without inputs and results of products; ``copies`` as in ``kept_sums``."""
+    layers, factor, more = chain.layers, chain.activation_factor, copies - 1
+    held = [
+        layer.working_bytes + (chain.split_loss_bytes(layer) if width > 1 else 0.0)
+        for layer in layers
+    ]
+    working = largest_of(
+        [own and own + layer.output_bytes for own, layer in zip(held, layers, strict=True)]
+    )
+    match recompute:
+        case Recompute.NONE:
+            return working
+        case Recompute.SELECTIVE:
+            return factor * largest_of([layer.selective_bytes for layer in layers]) + working
+    whole = [layer.activation_bytes + more * layer.stream_bytes for layer in layers]
+    return factor * largest_of(whole) + working

@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from argosy.space.option import Vector
 from argosy.space.pool import Pool
-from argosy.space.price import Prices, widest
+from argosy.space.price import Prices
 from argosy.space.widths import devices_in_groups, node_widths, spanning_widths
 
 
@@ -97,7 +97,7 @@ def width_bound(
 
     With ``is_cut`` sequences may be cut into parts.
     """
-    most = widest(prices.chain.layers)
+    most = prices.most_width
     able = [
         pool
         for pool in prices.pools
@@ -147,7 +147,7 @@ def _rate(
 ) -> float:
     """Return r_p by (1) for groups of the widths that ``widths`` yields for a pool."""
     best = 0.0
-    for width in widths(pool, widest(prices.chain.layers)):
+    for width in widths(pool, prices.most_width):
         unit = units[pool.index] if units is not None else 1
         most = min(micro_batch, math.ceil(micro_batch * width / unit))
         if micro_batch * width < unit:

@@ -3,41 +3,39 @@ traffic."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.collective import Rates, in_ring_order, rates_alone, seconds_alone, sliced
 from argosy.cost.memory import stage_parameters
 from argosy.plan.check import algorithms
-from argosy.plan.plan import Algorithm, Collective, CollectiveChoice, Plan, Stage
+from argosy.plan.plan import Algorithm, Collective, CollectiveChoice, Plan, Replica, Stage
 from argosy.sim.tasks.exchange import StageExchange, reduction, weights
+from argosy.sim.tasks.known import Known
 from argosy.workload.chain import Chain
-
-KnownRates = dict[tuple[tuple[tuple[str, ...], ...], Algorithm], Rates | None]
-"""By the holders of weights and an algorithm, what a sum costs per byte; None if that depends on
-the bytes."""
 
 
 def with_collectives(
-    plan: Plan, chain: Chain, cluster: Cluster, known: KnownRates | None = None
+    plan: Plan, chain: Chain, cluster: Cluster, known: Known | None = None
 ) -> Plan:
     """The plan with an algorithm for everything that its groups do together.
 
     ``known`` has what was found for other plans of the cluster, and is added to.
     """
-    known = {} if known is None else known
-    return replace(plan, collectives=tuple(_choices(plan, chain, cluster, known)))
+    return replace(plan, collectives=tuple(_choices(plan, chain, cluster, known or Known())))
 
 
 def _choices(
-    plan: Plan, chain: Chain, cluster: Cluster, known: KnownRates
+    plan: Plan, chain: Chain, cluster: Cluster, known: Known
 ) -> Iterator[CollectiveChoice]:
     for index, stage in enumerate(plan.stages):
-        if max(replica.width for replica in stage.replicas) > stage.context:
+        distinct = known.of([stage.replicas], "distinct", partial(_distinct, stage, cluster))
+        if max(replica.width for replica in distinct) > stage.context:
             algorithm = min(
                 algorithms(Collective.TENSOR, stage),
-                key=lambda candidate: _tensor_seconds(chain, stage, cluster, candidate),
+                key=lambda candidate: _tensor_seconds(chain, stage, cluster, candidate, distinct),
             )
             yield CollectiveChoice(collective=Collective.TENSOR, stage=index, algorithm=algorithm)
         if stage.num_holders > 1:
@@ -48,26 +46,36 @@ def _choices(
             yield CollectiveChoice(collective=Collective.WEIGHTS, stage=index, algorithm=algorithm)
 
 
-def _tensor_seconds(chain: Chain, stage: Stage, cluster: Cluster, algorithm: Algorithm) -> float:
-    """Return the seconds of the slowest tensor-parallel group; equal groups are computed once."""
-    distinct = {
+def _distinct(stage: Stage, cluster: Cluster) -> list[Replica]:
+    """Return one replica of each sort."""
+    sorts = {
         (r.width, r.samples, r.ratios, _links(cluster, r.devices[0])): r for r in stage.replicas
     }
-    exchanges = (
-        reduction(chain, stage, replica, cluster, algorithm) for replica in distinct.values()
-    )
+    return list(sorts.values())
+
+
+def _tensor_seconds(
+    chain: Chain,
+    stage: Stage,
+    cluster: Cluster,
+    algorithm: Algorithm,
+    distinct: Sequence[Replica],
+) -> float:
+    """Return the seconds of the slowest tensor-parallel group; equal groups are computed once."""
+    exchanges = (reduction(chain, stage, replica, cluster, algorithm) for replica in distinct)
     return max(_seconds(cluster, exchange, 1) for exchange in exchanges if exchange is not None)
 
 
 def _weight_seconds(
-    chain: Chain, stage: Stage, cluster: Cluster, algorithm: Algorithm, known: KnownRates
+    chain: Chain, stage: Stage, cluster: Cluster, algorithm: Algorithm, known: Known
 ) -> float:
     rates = None
     if not chain.powersgd and stage.expert == 1:
-        key = (stage.holders, algorithm)
-        if key not in known:
-            known[key] = _weight_rates(stage, cluster, algorithm)
-        rates = known[key]
+        rates = known.of(
+            [stage.replicas],
+            ("rates", stage.context, algorithm),
+            partial(_weight_rates, stage, cluster, algorithm),
+        )
     if rates is None:
         return _seconds(cluster, weights(chain, [stage], cluster, algorithm), 2)
     num_bytes = stage_parameters(chain, stage) * chain.exchanged_bytes(stage.zero)
@@ -76,10 +84,7 @@ def _weight_seconds(
 
 def _weight_rates(stage: Stage, cluster: Cluster, algorithm: Algorithm) -> Rates | None:
     """Return None if the fastest route between two devices may depend on the bytes."""
-
-    def node_of(name: str) -> str:
-        return cluster.device(name).node
-
+    node_of = cluster.node_names.__getitem__
     order = in_ring_order(stage.devices, node_of)
     pairs, rounds = sliced(algorithm, stage.holders, order, node_of)
     if any(len(cluster.routes(*pair)) > 1 for pair in pairs):

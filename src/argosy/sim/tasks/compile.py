@@ -440,16 +440,16 @@ class Compiler:
         """
         key = (stages, parameters)
         if key not in self.weights:
-            exchange = self._weight_exchange(stages, parameters)
-            self.weights[key] = (
-                self._flows_of(exchange.pairs, 1 / self.model.reduction),
-                exchange.rounds,
-            )
+            self.weights[key] = self._weights_once(*key)
         flows, rounds = self.weights[key]
         return tuple(replace(flow, bytes=flow.bytes * times) for flow in flows), times * rounds
 
-    def _weight_exchange(self, stages: tuple[int, ...], parameters: int) -> StageExchange:
-        return weight_exchange(self.plan, self.chain, self.cluster, stages, parameters)
+    def _weights_once(
+        self, stages: tuple[int, ...], parameters: int
+    ) -> tuple[tuple[Flow, ...], int]:
+        """Return the flows that pass weights around once, and the number of latencies."""
+        exchange = weight_exchange(self.plan, self.chain, self.cluster, stages, parameters)
+        return self._flows_of(exchange.pairs, 1 / self.model.reduction), exchange.rounds
 
     def _flows_of(self, pairs: Pairs, factor: float) -> tuple[Flow, ...]:
         """Return one flow for each pair of devices."""

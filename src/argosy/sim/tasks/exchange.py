@@ -25,6 +25,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from argosy.cluster.topology import Cluster
 from argosy.cost.collective import Pairs, in_ring_order, once_around, sliced, uneven_once
@@ -62,7 +63,7 @@ def reduction(
             shares = [share * stage.context for share in replica.shares[:width]]
             once, rounds = uneven_once(algorithm, part, shares)
         else:
-            once, rounds = once_around(algorithm, part, lambda name: cluster.device(name).node)
+            once, rounds = once_around(algorithm, part, cluster.node_names.__getitem__)
         pairs |= {pair: share * payload for pair, share in once.items()}
     return StageExchange(replica.devices, pairs, 2 * rounds * sum(map(num_reductions, layers)))
 
@@ -120,33 +121,44 @@ def weights(
     If ``parameters`` is given, only this number of parameters, which several stages share, is
     passed.
     """
-    split = 0
-    width = chain.exchanged_bytes(0 if parameters else stages[0].zero)
-    elements, num_sums = float(parameters), 1
-    if chain.powersgd:  # the second factors are summed after the first
-        num_sums = 2
-        elements, width = (
-            (elements, width) if parameters else (summed_parameters(chain, stages[0]), SUMMED_BYTES)
-        )
-    elif not parameters:
-        elements, split = shared_parameters(chain, stages[0])
+    passed = passed_bytes(chain, stages, parameters)
     pairs: dict[tuple[str, str], float] = defaultdict(float)
     most = 0
-    groups = [([holder for stage in stages for holder in stage.holders], elements)]
-    copies = zip(stages[0].expert_copies, stages[0].expert_shares, strict=True)
-    groups += [(list(holders), split * share) for holders, share in copies if split]
+    groups = [([holder for stage in stages for holder in stage.holders], passed.common)]
+    if passed.split:
+        copies = zip(stages[0].expert_copies, stages[0].expert_shares, strict=True)
+        groups += [(list(holders), passed.split * share) for holders, share in copies]
     devices = tuple(name for stage in stages for name in stage.devices)
-
-    def node_of(name: str) -> str:
-        return cluster.device(name).node
-
+    node_of = cluster.node_names.__getitem__
     order = in_ring_order(devices, node_of)
-    for holders, elements in groups:
+    for holders, num_bytes in groups:
         once, rounds = sliced(algorithm, holders, order, node_of)
-        most = max(most, num_sums * rounds)
+        most = max(most, passed.num_sums * rounds)
         for pair, share in once.items():
-            pairs[pair] += share * elements * width
+            pairs[pair] += share * num_bytes
     return StageExchange(devices, pairs, most)
+
+
+class PassedBytes(NamedTuple):
+    """A record that holds the bytes of exchange (4)."""
+
+    common: float
+    """Bytes of what every holder has."""
+    split: float
+    """Bytes of experts' weights, over which the holders of a group are divided."""
+    num_sums: int
+    """Number of sums that follow one another."""
+
+
+def passed_bytes(chain: Chain, stages: Sequence[Stage], parameters: int) -> PassedBytes:
+    """Return the bytes of the weights of a stage, or of ``parameters`` that several share."""
+    if parameters:
+        return PassedBytes(parameters * chain.exchanged_bytes(0), 0.0, 2 if chain.powersgd else 1)
+    if chain.powersgd:  # the second factors are summed after the first
+        return PassedBytes(summed_parameters(chain, stages[0]) * SUMMED_BYTES, 0.0, 2)
+    common, split = shared_parameters(chain, stages[0])
+    width = chain.exchanged_bytes(stages[0].zero)
+    return PassedBytes(common * width, split * width, 1)
 
 
 def weight_exchange(
@@ -156,10 +168,13 @@ def weight_exchange(
 
     Weights that several stages share go around a ring.
     """
-    algorithm = (
-        plan.algorithm(Collective.WEIGHTS, stages[0]) if len(stages) == 1 else Algorithm.RING
-    )
+    algorithm = weight_algorithm(plan, stages)
     return weights(chain, [plan.stages[at] for at in stages], cluster, algorithm, parameters)
+
+
+def weight_algorithm(plan: Plan, stages: tuple[int, ...]) -> Algorithm:
+    """Return the algorithm by which the weights of some stages go around their holders."""
+    return plan.algorithm(Collective.WEIGHTS, stages[0]) if len(stages) == 1 else Algorithm.RING
 
 
 def gradient_groups(

@@ -176,7 +176,7 @@ def neighbours(plan: Complete, options: Mapping[Vector, Sequence[Option]]) -> It
         swapped, both = [*chosen], [*lengths]
         swapped[first], swapped[second] = swapped[second], swapped[first]
         both[first], both[second] = both[second], both[first]
-        yield _with_lengths(swapped, both)
+        yield _with_lengths(plan, swapped, both)
 
 
 def shifted(plan: Complete, number: int = 1) -> Iterator[Complete]:
@@ -188,7 +188,7 @@ def shifted(plan: Complete, number: int = 1) -> Iterator[Complete]:
         if lengths[source] > number:
             moved = [*lengths]
             moved[source], moved[target] = moved[source] - number, moved[target] + number
-            yield _with_lengths(chosen, moved)
+            yield _with_lengths(plan, chosen, moved)
 
 
 def reshaped(candidate: Candidate, shape: Shape, scope: Scope) -> Complete | None:
@@ -250,10 +250,15 @@ def on_pools(candidate: Candidate, prices: Prices, pools: Sequence[int]) -> Cand
     return replace(candidate, plan=plan, units=(1,) * len(prices.pools))
 
 
-def _with_lengths(options: Sequence[Option], lengths: Sequence[int]) -> Complete:
-    ends = itertools.accumulate(lengths)
-    triples = zip(options, lengths, ends, strict=True)
-    return tuple(Choice(option, end - length, end) for option, length, end in triples)
+def _with_lengths(plan: Complete, options: Sequence[Option], lengths: Sequence[int]) -> Complete:
+    """Return a plan with other options and lengths, with the same stages where nothing changes."""
+    stages, first = [], 0
+    for choice, option, length in zip(plan, options, lengths, strict=True):
+        end = first + length
+        is_same = choice.option is option and choice.first == first and choice.end == end
+        stages.append(choice if is_same else Choice(option, first, end))
+        first = end
+    return tuple(stages)
 
 
 def lightened(candidate: Candidate, scope: Scope) -> Complete:

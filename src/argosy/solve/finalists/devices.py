@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from argosy.cluster.topology import Cluster
 from argosy.plan.plan import ClusterRef, ModelRef, Plan
 from argosy.schedule import ScheduleSpec
-from argosy.sim.tasks.choose import KnownRates, with_collectives
+from argosy.sim.tasks.choose import with_collectives
+from argosy.sim.tasks.known import Known
 from argosy.solve.search.pipeline import Choice
 from argosy.solve.search.shape import Shape
 from argosy.space.place import place_stages
@@ -20,11 +21,12 @@ def on_devices(
     choices: Sequence[Choice],
     prices: Prices,
     cluster: Cluster,
-    known: KnownRates | None = None,
+    known: Known | None = None,
 ) -> Plan:
-    """The plan that runs these choices under a schedule; ``known`` as in ``with_collectives``."""
-    chain = prices.chain
-    replicas = place_stages(prices.pools, [choice.option for choice in choices])
+    """The plan that runs these choices under a schedule; ``known`` has what was found for other
+    plans of the cluster."""
+    chain, known = prices.chain, known or Known()
+    replicas = place_stages(prices.pools, [choice.option for choice in choices], known.placed)
     plan = Plan(
         model=ModelRef.of(chain),
         cluster=ClusterRef.of(cluster),

@@ -32,7 +32,7 @@ from argosy.plan.plan import Algorithm, Recompute
 from argosy.schedule import ScheduleSpec
 from argosy.schedule.generate import group_size
 from argosy.sim.folded import FoldedPlan
-from argosy.sim.tasks.choose import KnownRates
+from argosy.sim.tasks.known import Known
 from argosy.solve.budget import never
 from argosy.solve.finalists.devices import on_devices
 from argosy.solve.finalists.recurrence import (
@@ -126,8 +126,8 @@ class Judge:
         self.judged = 0
         self.played: dict[Key, float] = {}
         """Seconds of plans that were folded and played, by schedule and plan."""
-        self.known: KnownRates = {}
-        """What sums over the devices of a stage cost."""
+        self.known = Known()
+        """What placed plans have in common."""
         self.is_late = is_late
         """Whether the time of the search is up; then no further plan is simulated."""
         self.steps_left = _MOST_STEPS if guesses else math.inf
@@ -280,7 +280,8 @@ class Judge:
     def _folded(self, shape: Shape, plan: Complete) -> FoldedPlan | None:
         """The plan on devices, folded; None if that cannot be played."""
         placed = on_devices(shape, shape.schedules[0], plan, self.prices, self.cluster, self.known)
-        folded = FoldedPlan(placed, self.prices.chain, self.calm, self.prices.model)
+        job = (self.prices.chain, self.calm, self.prices.model)
+        folded = FoldedPlan(placed, *job, self.known)
         return folded if folded.is_playable else None
 
     def _least_work(self, shape: Shape, plan: Complete) -> float:

@@ -18,7 +18,7 @@ from argosy.solve.search.shape import MOST_STAGES
 from argosy.space.enumerate import Scope
 from argosy.space.option import Vector
 from argosy.space.pool import Pool
-from argosy.space.price import Prices, widest
+from argosy.space.price import Prices
 
 # A stage of at most this many devices is divided into single devices.
 _MOST_APART = 4
@@ -47,7 +47,7 @@ Layout = tuple[Section, ...]
 def layouts_of(prices: Prices, scope: Scope) -> Iterator[Layout]:
     """Yield layouts for every order of pools, number of devices per stage, and width, also with the
     ends divided."""
-    most, most_stages = widest(prices.chain.layers), min(MOST_STAGES, prices.num_layers)
+    most, most_stages = prices.most_width, min(MOST_STAGES, prices.num_layers)
     for pools in _orders(prices.pools):
         for stages in _cut_rows(pools, most_stages, most):
             if not scope.allows_width(stages[0].width):

@@ -156,6 +156,7 @@ class LayoutTable:
         number_of = {at: numbers.setdefault(section, len(numbers)) for at, section in alone.items()}
         rows = [[number_of[id(section)] for section in layout] for layout in known]
         self.sections = tuple(numbers)
+        self.replicas = [section.devices // section.width for section in self.sections]
         self.lengths = np.array([len(row) for row in rows], dtype=np.intp)
         longest = max(map(len, rows), default=0)
         self.rows = np.full((len(rows), longest), len(numbers), dtype=np.intp)
@@ -187,7 +188,9 @@ def rows_of(
     rows = table.rows[table.lengths <= count] if size > 1 else table.rows
     wholes = np.full(len(table.sections) + 1, np.inf)
     for number in table.used(rows):
-        wholes[number] = _least_whole(prices, table.sections[number], size, scope)
+        section, total = table.sections[number], table.replicas[number]
+        few = total > size
+        wholes[number] = math.nan if few else _least_whole(prices, section, total, size, scope)
     rows = _near_rows(shape, table, rows, wholes, below)
     covered = _least_shares(prices, [table.sections[at] for at in table.used(rows)], size)
     rows = _possible_rows(shape, table, rows, wholes, covered, below)
@@ -246,15 +249,13 @@ def _possible_rows(
     return possible
 
 
-def _least_whole(prices: Prices, section: Section, size: int, scope: Scope) -> float:
-    """Return a lower bound on W, or NaN if there are too few samples.
+def _least_whole(prices: Prices, section: Section, total: int, size: int, scope: Scope) -> float:
+    """Return a lower bound on W of a section with ``total`` replicas.
 
     A mixed section is priced as if all samples were processed in one large batch. A measured
     profile may be faster at any size, so with one the samples are shared.
     """
-    width, total = section.width, section.devices // section.width
-    if total > size:
-        return math.nan
+    width = section.width
     if prices.model.profiles:
         parts = _parts(prices, section, size, scope)
         return whole_seconds(prices, parts, Recompute.NONE) if parts is not None else math.nan

@@ -17,7 +17,7 @@ from argosy.plan.offload import NO_OFFLOAD, Offload
 from argosy.plan.plan import Certificate, LeftOut, Plan, Predicted, RunnerUp
 from argosy.sim.prediction import Played, play_once, prediction
 from argosy.sim.simulate import SMALL_PLAN, iteration_seconds
-from argosy.sim.tasks.choose import KnownRates
+from argosy.sim.tasks.known import Known
 from argosy.solve.finalists.candidate import Candidate, lightened
 from argosy.solve.finalists.devices import on_devices
 from argosy.solve.finalists.judge import Key
@@ -74,8 +74,8 @@ class ExactTrial:
         """Simulates in parallel, with the same result."""
         self.judged = {} if judged is None else judged
         self.plans: dict[Key, Plan] = {}
-        self.known: KnownRates = {}
-        """What sums over the devices of a stage cost."""
+        self.known = Known()
+        """What placed plans have in common."""
         self.times: dict[Key, float] = {}
         """Seconds of plans folded along their symmetries."""
         self.whole_times: dict[Key, float] = {}
@@ -118,7 +118,7 @@ class ExactTrial:
         fresh = {
             candidate.key: candidate for candidate in candidates if candidate.key not in self.times
         }
-        play = self._play(iteration_seconds)
+        play = self._play(self._seconds_of)
         for whole in (False, True):
             chosen = {
                 key: candidate for key, candidate in fresh.items() if _is_tiny(candidate) is whole
@@ -161,7 +161,7 @@ class ExactTrial:
         if is_recorded:
             self._record(small)
         else:
-            times = self._map(partial(self._play(iteration_seconds), whole=True), small.values())
+            times = self._map(partial(self._play(self._seconds_of), whole=True), small.values())
             self.whole_times.update(zip(small, times, strict=True))
         large = [candidate for candidate in candidates if candidate.num_steps > SMALL_PLAN]
         folded = iter(self.seconds(large))
@@ -175,6 +175,11 @@ class ExactTrial:
         played = self._map(partial(self._play(play_once), whole=True), small.values())
         self.iterations.update(zip(small, played, strict=True))
         self.whole_times.update({key: self.iterations[key].seconds for key in small})
+
+    @property
+    def _seconds_of(self) -> Callable[..., float]:
+        """Return the function that simulates an iteration; other processes share no results."""
+        return partial(iteration_seconds, known=self.known if self.executor is None else None)
 
     def _play(self, play: Callable[..., _Result]) -> Callable[..., _Result]:
         return partial(play, chain=self.prices.chain, cluster=self.calm, model=self.prices.model)
@@ -285,7 +290,7 @@ def _why_unable(plan: Plan, device: Device) -> str:
 
 
 def placed(
-    candidate: Candidate, prices: Prices, cluster: Cluster, known: KnownRates | None = None
+    candidate: Candidate, prices: Prices, cluster: Cluster, known: Known | None = None
 ) -> Plan:
     """Return the candidate on devices, with algorithms for its collectives (``known`` as in
     ``with_collectives``)."""

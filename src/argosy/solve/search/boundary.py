@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,9 +52,9 @@ class Boundary:
             ahead * self.between(menu.arriving),
         )
 
-    def between(self, tables: Sequence[FloatArray]) -> FloatArray:
-        """Return the entries of tables by ``Where`` for the transfer to every second stage; the
-        least of them for one at several sites."""
+    def between(self, tables: FloatArray) -> FloatArray:
+        """Return the entries of tables [where, option, cut] for the transfer to every second stage;
+        the least of them for one at several sites."""
         values = [float(table[self.row, self.cut]) for table in tables]
         seconds = np.where(self.begins, values[Where.OTHER_NODE], 0.0)
         if len(self.in_site) == 1:

@@ -50,6 +50,9 @@ from argosy.solve.search.shape import Shape
 from argosy.space.option import Vector
 from argosy.space.price import FloatArray
 
+# About this many numbers of a table are computed at once, so that they stay in a processor's cache.
+_CELLS = 16384
+
 Values = FloatArray
 """The values P, R, W, S as [beginning or group of them (``solve.search.row``), programme, state,
 first layer]; P is 0 under several schedules, which never use it."""
@@ -74,6 +77,15 @@ class Bounds:
         """Return the bound of all plans of ``num_stages`` stages, in seconds."""
         values = self.after(has_odd=False)[num_stages][0, :, self.states.index(devices), 0]
         return max(float(values[2]), float(values[3]))
+
+
+def gathered(
+    values: Values, group: NDArray[np.intp], state: NDArray[np.intp], cut: NDArray[np.intp]
+) -> FloatArray:
+    """Return [programme, row]: P, R, W and S for rows of groups, states and first layers."""
+    if len(values) == 1:
+        return np.asarray(values[0][:, state, cut])
+    return np.asarray(values[group, :, state, cut].T)
 
 
 def suffix_bounds(
@@ -144,12 +156,15 @@ def _advance(
         if left == 1 and not may_end:
             continue
         for where, group in ways:
+            least = None
             for beginnings, before, after in strip_moves:
                 which = is_left[group][after]
                 target, source = before[which], after[which]
-                least = strip.least(menu.shape, left, where) if len(source) else None
-                if least is None:
+                if not len(source):
                     continue
+                least = least or strip.least(menu.shape, left, where)
+                if least is None:
+                    break
                 at, values = _step(
                     least, following[group][skipped:, source], goes_on[group][source]
                 )
@@ -168,25 +183,46 @@ def _step(
     # Other stages end where nothing continues.
     begin = max(0, int(ends[0]) - least.fewest - least.length + 1)
     at = slice(begin, int(ends[-1]) - least.fewest + 1)
+    num_programmes, num_states, _ = following.shape
+    values = np.empty((num_programmes, num_states, at.stop - at.start))
+    step = max(1, _CELLS // max(1, least.length * values.shape[2]))
+    for first in range(0, num_states, step):
+        states = slice(first, first + step)
+        _programmes(least, at, following[:, states], values[:, states])
+    return at, values
+
+
+def _programmes(least: _Least, at: slice, following: FloatArray, values: FloatArray) -> None:
+    """Write the programmes of one more stage in front of what follows from some states to
+    ``values``."""
     *way, rest, whole, tail = _windows(following, least, at)
     if least.arriving is not None:
         rest = np.maximum(rest, least.arriving[:, :, at])
-    passing = least.passing[:, :, at]
-    longest = whole + passing
-    np.maximum(longest, least.busy[:, :, at], out=longest)
-    if least.sent is not None:
-        behind = passing + least.sent[:, :, at]
-        np.maximum(longest, behind + way[0] if way else behind, out=longest)
-    if least.back is not None:
-        np.maximum(longest, rest + (passing + least.back[:, :, at]), out=longest)
-    np.maximum(longest, rest + least.drained[:, :, at], out=longest)
+    passing, busy = least.passing[:, :, at], least.busy[:, :, at]
     later = rest + passing
+    longest = whole + passing
+    if least.sent is not None:
+        sent = passing + least.sent[:, :, at]
+        if way:
+            np.maximum(longest, sent + way[0], out=longest)
+        else:
+            busy = np.maximum(busy, sent)
+    np.maximum(longest, busy, out=longest)
+    other = rest + least.drained[:, :, at]
+    np.maximum(longest, other, out=longest)
+    if least.back is not None:
+        np.add(rest, passing + least.back[:, :, at], out=other)
+        np.maximum(longest, other, out=longest)
+    longest.min(axis=0, out=values[-2])
     np.maximum(later, least.warm[:, :, at], out=later)
-    ending = longest + least.after[:, :, at]
-    np.maximum(ending, least.done[:, :, at], out=ending)
-    np.maximum(ending, tail + least.ahead[:, :, at], out=ending)
-    programmes = (*(before + passing for before in way), later, longest, ending)
-    return at, np.array([values.min(axis=0) for values in programmes])
+    later.min(axis=0, out=values[-3])
+    np.add(tail, least.ahead[:, :, at], out=other)
+    longest += least.after[:, :, at]
+    np.maximum(longest, least.done[:, :, at], out=longest)
+    np.maximum(longest, other, out=longest)
+    longest.min(axis=0, out=values[-1])
+    for before in way:
+        np.add(before, passing, out=other).min(axis=0, out=values[0])
 
 
 class _Least(NamedTuple):
@@ -249,10 +285,11 @@ class _Strip:
         self.quick_forward = strip(tables.quick_forward)
         self.over = [over[rows].min(axis=0)[columns] for over in menu.over]
         # Terms of links are not counted if the next stage may be anywhere.
-        self.crossing = {
-            where: count * table[rows][:, columns]
-            for where, table in enumerate(menu.crossing)
+        self.full = {
+            where: np.maximum(self.busy, count * table[rows][:, columns])
             if where != Where.ANYWHERE
+            else self.busy
+            for where, table in enumerate(menu.crossing)
         }
         self.has_lines = menu.has_lines
         self.sent, self.back, self.arriving = (
@@ -271,6 +308,8 @@ class _Strip:
         self.most[count * strip(tables.load) >= upper] = 0.0
         self.most[:, outside] = 0.0
         self.mask: NDArray[np.bool_] | None = None
+        # Room for sums, which takes longer to allocate than to fill.
+        self.sums, self.terms = np.empty_like(self.busy), np.empty_like(self.busy)
 
     def least(self, shape: Shape, left: int, where: int) -> _Least | None:
         """Return the terms of the q-th stage from the end, by the place of the next one
@@ -284,32 +323,32 @@ class _Strip:
             self.misfit = np.where(fits, 0.0, np.inf)
             self.warm: dict[int, FloatArray] = {}
             self.drained: dict[int, FloatArray] = {}
-            self.full: dict[int, FloatArray] = {}
+            self.fullest: dict[int, FloatArray] = {}
             self.known = [
                 self._least(values)
                 for values in (self.done, self.after, self.quick, self.quick_forward)
             ]
         done, after, quick, quick_forward = self.known
         if least not in self.warm:  # cached: far from the end all micro-batches are in flight
-            self.warm[least] = (
-                self._least(self.quick + (least - 1) * self.quick_forward) if least > 1 else quick
-            )
+            np.multiply(least - 1, self.quick_forward, out=self.terms)
+            np.add(self.quick, self.terms, out=self.terms)
+            self.warm[least] = self._least(self.terms) if least > 1 else quick
         if most not in self.drained:
-            self.drained[most] = self._least(self.busy - (most - 1) * self.forward)
+            np.multiply(most - 1, self.forward, out=self.terms)
+            np.subtract(self.busy, self.terms, out=self.terms)
+            self.drained[most] = self._least(self.terms)
         is_free, others = where == Where.ANYWHERE, shape.num_micro_batches - 1
         has_lines = self.has_lines and not is_free
         before = shape.least_in_flight(left - 1) - 1 if left > 1 else 0
-        if where not in self.full:
-            self.full[where] = self._least(
-                self.busy if is_free else np.maximum(self.busy, self.crossing[where])
-            )
+        if where not in self.fullest:
+            self.fullest[where] = self._least(self.full[where])
         over = self.over[where][:, None, :]
         return _Least(
             fewest=self.fewest,
             length=self.length,
             passing=quick + 2 * over,
             warm=self.warm[least],
-            busy=self.full[where],
+            busy=self.fullest[where],
             drained=self.drained[most] + 2 * over,
             after=after,
             done=done,
@@ -320,7 +359,8 @@ class _Strip:
         )
 
     def _least(self, values: FloatArray) -> FloatArray:
-        least: FloatArray = (values + self.misfit).min(axis=0)[:, None, :]
+        np.add(values, self.misfit, out=self.sums)
+        least: FloatArray = self.sums.min(axis=0)[:, None, :]
         return least
 
 

@@ -294,8 +294,13 @@ def _rightmost(chain: _Chain, seconds: float) -> Boundaries:
 def _first_start(chain: _Chain, device: int, seconds: float, end: int) -> int:
     """Return the smallest i for this j under (1), without boundary costs, and (2). Both increase
     with i in floating point as well."""
-    done, speed = chain.work[end], chain.speeds[device]
-    by_work = bisect_left(chain.work, -seconds, hi=end, key=lambda work: (work - done) / speed)
+    work, done, speed = chain.work, chain.work[end], chain.speeds[device]
+    # Nearly the place; comparisons of rounded numbers decide.
+    by_work = bisect_left(work, done - seconds * speed, hi=end)
+    while by_work and (work[by_work - 1] - done) / speed >= -seconds:
+        by_work -= 1
+    while by_work < end and (work[by_work] - done) / speed < -seconds:
+        by_work += 1
     by_memory = bisect_left(chain.memory, chain.memory[end] - chain.capacity[device], hi=end)
     return max(by_work, by_memory)
 
@@ -304,6 +309,8 @@ def _last_end(chain: _Chain, device: int, seconds: float, start: int) -> int:
     """Return the largest j for this i, by the same comparisons as ``_first_start``."""
     done, speed, capacity = chain.work[start], chain.speeds[device], chain.capacity[device]
     by_work = bisect_right(chain.work, seconds, lo=start, key=lambda work: (work - done) / speed)
+    if capacity == math.inf:
+        return by_work - 1
     by_memory = bisect_right(
         chain.memory, chain.memory[start], lo=start, key=lambda memory: memory - capacity
     )

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from argosy.solve.search.menu import Menu
-from argosy.solve.search.row import Where
+from argosy.solve.search.row import VectorSteps, Where
 from argosy.space.price import FloatArray
 
 
@@ -24,6 +24,8 @@ class Fan:
     option: NDArray[np.intp]
     vector: NDArray[np.intp]
     end: NDArray[np.intp]
+    ways: NDArray[np.intp]
+    """[way, where or group, row]: the places that may follow (``Beginnings.all_ways``)."""
     slow: FloatArray
     gated: FloatArray
     waits: FloatArray
@@ -47,11 +49,11 @@ class Fan:
     sent: FloatArray
     """[where, row]: seconds in which all other micro-batches are sent before the last: (M - 1)
     s."""
-    back: FloatArray
-    """[where, row]: the same of gradients that return: (M - 1) s'."""
-    arriving: FloatArray
+    back: FloatArray | None
+    """[where, row]: the same of gradients that return: (M - 1) s'; None if it does not count."""
+    arriving: FloatArray | None
     """[where, row]: seconds in which a replica of the next stage receives all that it needs before
-    its first backward."""
+    its first backward; None if they do not count."""
     sending: FloatArray
     """[where, row]: seconds that the followed replica sends a micro-batch."""
     returning: FloatArray
@@ -60,18 +62,25 @@ class Fan:
     """[number, row]: the stage for the recurrence of ``solve.search.prefix``, without what it
     sends."""
 
-    def only(self, row: int) -> Fan:
-        """Return a fan of one row alone."""
-        return Fan(
-            **{
-                column.name: getattr(self, column.name)[..., row : row + 1]
-                for column in fields(self)
-            }
-        )
+    def alone(
+        self, following: VectorSteps, ahead: FloatArray, around: FloatArray, waiting: FloatArray
+    ) -> FloatArray:
+        """Return the largest of the terms of (1) that depend on fixed stages and on this one
+        only."""
+        begins, ends = following.begins[self.vector], following.ends[self.vector]
+        load = np.where(begins, self.returning, 0.0)
+        load += np.where(ends, self.leaving[Where.OTHER_NODE], 0.0)
+        own = [ahead + self.slow + self.tail, around + self.gated, waiting + self.warm]
+        return np.asarray(np.maximum.reduce([*own, load, self.load]))
 
 
 def fan_of(
-    menu: Menu, left: int, first: int, lengths: int, upper: float, slack: float | None
+    menu: Menu,
+    left: int,
+    first: int,
+    lengths: int,
+    upper: float,
+    slack: float | None,
 ) -> Fan:
     """Return the stages of at most ``lengths`` bundles that begin at cut ``first``, the ``left``-th
     from the end, and may stay below ``upper``; dominated ones are dropped if there is ``slack``."""
@@ -88,19 +97,14 @@ def fan_of(
         table[at]
         for table in (tables.gated, tables.quick, tables.quick_forward, tables.tail, tables.late)
     )
-    transfers = np.array([table[option, end] for table in menu.over])
-    over, nothing = transfers[Where.ANYWHERE], np.zeros(transfers.shape)
+    vector, over = menu.vector_of[option], menu.over[Where.ANYWHERE, option, end]
     most, least = shape.most_in_flight(left), shape.least_in_flight(left)
     before = max(0, shape.least_in_flight(left - 1) - 1) if left > 1 else 0
-    back, arriving = (
-        np.array([table[option, end] for table in by_place]) if menu.has_lines else nothing
-        for by_place in (menu.back, menu.arriving)
-    )
-    is_returned = bool(menu.grid.cuts[first] > menu.prices.chain.first_backward)
     return Fan(
         option=option,
-        vector=menu.vector_of[option],
+        vector=vector,
         end=end,
+        ways=menu.beginnings.all_ways[:, :, vector],
         slow=count * tables.slow[at],
         gated=count * gated,
         waits=count * gated - (most - 1) * tables.ahead[at] + 2 * over,
@@ -110,13 +114,13 @@ def fan_of(
         tail=tail,
         late=late + tail,
         load=count * tables.load[at],
-        over=transfers,
-        entering=np.array([table[option, first] for table in menu.over]),
-        leaving=np.array([count * table[option, end] for table in menu.crossing]),
-        sent=np.array([(count - 1) * table[option, end] for table in menu.line]),
-        back=(count - 1) * back,
-        arriving=before * arriving,
-        sending=np.array([table[option, end] for table in menu.sending]),
-        returning=count * menu.crossing[Where.OTHER_NODE][option, first] * is_returned,
+        over=menu.over[:, option, end],
+        entering=menu.over[:, option, first],
+        leaving=count * menu.crossing[:, option, end],
+        sent=(count - 1) * menu.line[:, option, end],
+        back=(count - 1) * menu.back[:, option, end] if menu.has_lines else None,
+        arriving=before * menu.arriving[:, option, end] if menu.has_lines else None,
+        sending=menu.sending[:, option, end],
+        returning=count * menu.crossing[Where.OTHER_NODE, option, first] * menu.is_returned(first),
         fixed=np.array([forward, quick - forward, late, over, over, tail]),
     )

@@ -45,7 +45,7 @@ from argosy.solve.search.kinds import (
 )
 from argosy.solve.search.row import Beginnings
 from argosy.solve.search.shape import Shape
-from argosy.solve.search.tables import Costs, Indices, Tables
+from argosy.solve.search.tables import Costs, Indices, Tables, distinct_parts
 from argosy.solve.search.tied import tied_apart
 from argosy.space.option import Option, PoolPart, Vector
 from argosy.space.price import FloatArray, Prices
@@ -78,6 +78,7 @@ class Menu:
         self.vector_of = np.repeat(
             np.arange(len(self.vectors)), [len(options[vector]) for vector in self.vectors]
         )
+        self.distinct, self.same = distinct_parts(self.options)
         self.shared: dict[object, object] = {}
         """Results that searches under several schedules share."""
         self.starts: dict[tuple[int, int], Tables] = {}
@@ -116,7 +117,7 @@ class Menu:
         self.line = self.crossing if counts_all else self.sending
         self.has_lines = has_lines
         """Whether (12) and (13) count; on one site they are worth their time in a proof only."""
-        nothing = [np.zeros(crossing.shape) for crossing in self.crossing]
+        nothing = np.zeros(self.crossing.shape if has_lines else (0, 0, 0))
         self.back = self._gradients() if counts_all and self.has_lines else nothing
         self.arriving = self._arriving() if self.has_lines else nothing
 
@@ -254,6 +255,10 @@ class Menu:
 
         return bisect_left(range(self.grid.fewest, size + 1), True, key=is_long) if len(rows) else 0
 
+    def is_returned(self, cut: int) -> bool:
+        """Return whether gradients cross a cut."""
+        return bool(self.grid.cuts[cut] > self.prices.chain.first_backward)
+
     def starting(self, first: int, lengths: int) -> Tables:
         """Return [option, end] for the stages from a cut on, of at most ``lengths`` bundles."""
         key = (first, lengths)
@@ -304,21 +309,21 @@ class Menu:
             groups[option.parts].append(row)
         return [np.array(rows) for rows in groups.values() if len(rows) > 1]
 
-    def _hops(self) -> list[FloatArray]:
-        """Return the seconds of transfers along a thread (8) for each ``Where``: [option, cut], 0
-        at the ends of the chain."""
+    def _hops(self) -> FloatArray:
+        """Return the seconds of transfers along a thread (8): [where, option, cut], 0 at the ends
+        of the chain."""
         self._common = (
             1 if self.follows_any else min(option.parts[0].most for option in self.options)
         )
         hops = [
-            [hop_inside(option, self.ground, self._common) for option in self.options],
-            [hop_outside(option, self._common) for option in self.options],
+            [hop_inside(option, self.ground, self._common) for option in self.distinct],
+            [hop_outside(option, self._common) for option in self.distinct],
         ]
         for site in self._other_sites:
-            hops.append([hop_to_site(option, self._common, site) for option in self.options])
-        self._thread_hops = [np.array(hop_seconds) for hop_seconds in hops]
-        """[option, 2]: seconds per output byte of ``_common`` samples, and latency."""
-        return [self._at_cuts(hop_seconds) for hop_seconds in self._thread_hops]
+            hops.append([hop_to_site(option, self._common, site) for option in self.distinct])
+        self._thread_hops = np.array(hops)[:, self.same]
+        """[where, option, 2]: seconds per output byte of ``_common`` samples, and latency."""
+        return self._at_cuts(self._thread_hops)
 
     def paired(
         self, row: int, rows: Indices, cut: int, is_outside: NDArray[np.bool_]
@@ -330,18 +335,19 @@ class Menu:
         have as many in common as the smaller of the two has, and each end needs its time for
         them.
         """
-        none = np.zeros(len(rows))
         if self.kind is not PlanKind.ALIKE or self.follows_any or not self._own_samples[row]:
-            return none
-        common = np.minimum(self._own_samples[row], self._own_samples[rows])
-        inside, outside = (hops / (self._common, 1.0) for hops in self._thread_hops[:2])
-        seconds = none
-        for ends in (row, rows):
-            hops = np.where(is_outside[:, None], outside[ends], inside[ends])
-            hops[:, 0] *= common
-            at_cut = self._at_cuts(hops, slice(cut, cut + 1))[:, 0]
-            seconds = np.maximum(seconds, np.where(common > 0, at_cut, 0.0))
-        return seconds
+            return np.zeros(len(rows))
+        common, place = np.minimum(self._own_samples[row], self._own_samples[rows]), is_outside * 1
+        ends = np.array([self._sample_hops[place, row], self._sample_hops[place, rows]])
+        ends[..., 0] *= common
+        longer = self._at_cuts(ends, slice(cut, cut + 1)).max(axis=0)[:, 0]
+        return np.where(common > 0, longer, 0.0)
+
+    @cached_property
+    def _sample_hops(self) -> FloatArray:
+        """Return [inside or outside a node, option, 2]: seconds per output byte of one sample, and
+        latency."""
+        return np.asarray(self._thread_hops[:2] / (self._common, 1.0))
 
     @cached_property
     def _own_samples(self) -> NDArray[np.int64]:
@@ -354,14 +360,13 @@ class Menu:
             ]
         )
 
-    def _full_hops(self) -> list[FloatArray]:
-        """Return the seconds of transfers in even plans (8) for each ``Where``: [option, cut]."""
+    def _full_hops(self) -> FloatArray:
+        """Return the seconds of transfers in even plans (8): [where, option, cut]."""
         hops = [even_hops(option, self.ground, self._other_sites) for option in self.options]
-        return [self._at_cuts(np.array(hop_seconds)) for hop_seconds in zip(*hops, strict=True)]
+        return self._at_cuts(np.array(hops).swapaxes(0, 1))
 
-    def _crossings(self) -> list[FloatArray]:
-        """Return the seconds that links need for a micro-batch (9) for each ``Where``: [option,
-        cut]."""
+    def _crossings(self) -> FloatArray:
+        """Return the seconds that links need for a micro-batch (9): [where, option, cut]."""
         leaving = self.costs.leaving
         by_side = [np.zeros(len(leaving)), leaving]
         for ways in self._site_ways:
@@ -370,36 +375,34 @@ class Menu:
                 for option in self.options
             ]
             by_side.append(np.maximum(leaving, crossing))
-        return [
-            np.multiply.outer(seconds, self.prices.outputs[self.grid.cuts]) for seconds in by_side
-        ]
+        return np.multiply.outer(np.array(by_side), self.prices.outputs[self.grid.cuts])
 
     @staticmethod
     def _is_at(option: Option, site: int) -> bool:
         return any(pool.site == site for pool in option.pools)
 
-    def _sending(self) -> list[FloatArray]:
-        """Return the seconds that links need for one replica's part of a micro-batch (10) for each
-        ``Where``: [option, cut]. Replicas of even plans send at the same moment."""
+    def _sending(self) -> FloatArray:
+        """Return the seconds that links need for one replica's part of a micro-batch (10): [where,
+        option, cut]. Replicas of even plans send at the same moment."""
         if self.kind is PlanKind.EVEN:
             return self.crossing
         by_side = [
             np.zeros(len(self.options)),
-            np.array([self._sending_seconds(option) for option in self.options]),
+            np.array([self._sending_seconds(option) for option in self.distinct])[self.same],
         ]
         for ways in self._site_ways:
             by_side.append(
-                np.array([self._sending_seconds(option, ways) for option in self.options])
+                np.array([self._sending_seconds(option, ways) for option in self.distinct])[
+                    self.same
+                ]
             )
         if not self.ground.through_nics:
             by_side = [np.zeros(len(self.options)) for _ in by_side]
-        return [
-            np.multiply.outer(seconds, self.prices.outputs[self.grid.cuts]) for seconds in by_side
-        ]
+        return np.multiply.outer(np.array(by_side), self.prices.outputs[self.grid.cuts])
 
-    def _arriving(self) -> list[FloatArray]:
-        """Return (13) for each ``Where``: [option, cut]. Replicas of even plans take all samples
-        at the same moment."""
+    def _arriving(self) -> FloatArray:
+        """Return (13): [where, option, cut]. Replicas of even plans take all samples at the same
+        moment."""
         if self.kind is PlanKind.EVEN:
             return self.crossing
         fewest = min(part.samples for option in self.options for part in option.parts)
@@ -407,7 +410,7 @@ class Menu:
         for ways in (None, *self._site_ways):
             by_side.append([arriving_seconds(option, self.ground, ways) for option in self.options])
         outputs = self.prices.outputs[self.grid.cuts]
-        return [fewest * np.multiply.outer(seconds, outputs) for seconds in by_side]
+        return fewest * np.multiply.outer(np.array(by_side), outputs)
 
     def _sending_seconds(self, option: Option, ways: SiteWays | None = None) -> float:
         return sending_seconds(option, ways, fewest=self.follows_any)
@@ -429,11 +432,11 @@ class Menu:
             for site in self._other_sites
         ]
 
-    def _gradients(self) -> list[FloatArray]:
-        """Return (12) for each ``Where``: [option, cut]."""
+    def _gradients(self) -> FloatArray:
+        """Return (12): [where, option, cut]."""
         cuts = self.grid.cuts
         is_returned = self.prices.returned[cuts] >= self.prices.outputs[cuts]
-        return [crossing * (is_returned * self.ground.is_duplex) for crossing in self.crossing]
+        return self.crossing * (is_returned * self.ground.is_duplex)
 
     @property
     def _other_sites(self) -> range:
@@ -448,7 +451,7 @@ class Menu:
         """
         cuts = self.grid.cuts[which]
         outputs, returned = self.prices.outputs[cuts], self.prices.returned[cuts]
-        over = np.where(outputs > 0, outputs * hops[:, :1] + hops[:, 1:], 0.0)
+        over = np.where(outputs > 0, outputs * hops[..., :1] + hops[..., 1:], 0.0)
         return (
             over
             if self.prices.returned is self.prices.outputs

@@ -27,12 +27,13 @@ import heapq
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from argosy.solve.search.boundary import Boundary, in_site
-from argosy.solve.search.bounds import suffix_bounds
+from argosy.solve.search.bounds import gathered, suffix_bounds
 from argosy.solve.search.crossings import NO_STAGES, Crossed, NextStages, line_load
 from argosy.solve.search.fan import Fan, fan_of
 from argosy.solve.search.menu import Menu
@@ -98,6 +99,19 @@ class _Node:
     """What the fixed stages send over the line between two sites."""
 
 
+class _Terms(NamedTuple):
+    """The terms of every stage that may follow a node."""
+
+    bound: FloatArray
+    """The lower bound (1)."""
+    rest: FloatArray
+    """The rest of a plan, for ties."""
+    hop: FloatArray
+    """Seconds of the transfer from the last fixed stage."""
+    alone: FloatArray
+    """The largest term of (1) that does not depend on what follows."""
+
+
 @dataclass(order=True)
 class _Entry:
     """A node's next-best child that was not considered yet; its siblings follow when it is
@@ -136,7 +150,6 @@ class PlanSearch:
             menu.odd if self.bounds.odd is not None else np.zeros(len(menu.options), dtype=bool)
         )
         self.takes = np.array(menu.vectors)
-        self.ways = menu.beginnings.all_ways()
         self.in_site = in_site(menu)
         self.line_load = line_load(menu, self.in_site)
         self.apart = menu.apart(upper)
@@ -282,14 +295,15 @@ class PlanSearch:
         """Yield all ways to add the next stage that stay below ``upper``, by (1), ties by the
         shortest rest."""
         fan = self._fan(node)
-        bound, rest = self._bounds(node, fan)
+        terms = self._terms(node, fan)
+        bound = terms.bound
         if self.apart is not None:
             bound[~self._is_allowed(node, fan)] = np.inf
         at = np.nonzero(bound < upper)[0]
         if most is not None and len(at) > most:
             at = at[bound[at] <= bound[at].min() * (1 + 1e-9)]
-        for row in at[np.lexsort((rest[at], bound[at]))][:most].tolist():
-            yield float(bound[row]), self._child(node, fan, row)
+        for row in at[np.lexsort((terms.rest[at], bound[at]))][:most].tolist():
+            yield float(bound[row]), self._child(node, fan, row, terms)
 
     def _next(self, devices: Vector) -> VectorSteps:
         if devices not in self.nexts:
@@ -302,9 +316,8 @@ class PlanSearch:
         key = (node.left, node.first, is_apart)
         if key not in self.fans:
             menu = self.apart if self.apart is not None and is_apart else self.menu
-            self.fans[key] = fan_of(
-                menu, node.left, node.first, self.lengths, self.upper, self.slack
-            )
+            job = (node.left, node.first, self.lengths, self.upper, self.slack)
+            self.fans[key] = fan_of(menu, *job)
         return self.fans[key]
 
     def _is_allowed(self, node: _Node, fan: Fan) -> NDArray[np.bool_]:
@@ -328,32 +341,31 @@ class PlanSearch:
         )
         return np.asarray(is_inside if node.is_near else ~is_inside)
 
-    def _bounds(self, node: _Node, fan: Fan) -> tuple[FloatArray, FloatArray]:
-        """Return the lower bound (1) of every row, infinite if there are too few devices; and the
-        rest of a plan, for ties."""
+    def _terms(self, node: _Node, fan: Fan) -> _Terms:
+        """Return the terms of every row; its bound is infinite if there are too few devices."""
         following = self._next(node.devices)
-        longer = np.maximum(self._entering(node, fan) - node.over, 0.0)
+        hop = self._entering(node, fan)
+        longer = np.maximum(hop - node.over, 0.0)
         ahead, waiting = node.ahead + longer, node.drained + 2 * longer
         around = np.maximum(node.around + 2 * longer, ahead + fan.late)
         passing = around + fan.passing
         drained = np.maximum(waiting + fan.passing, around + fan.waits)
-        boundary = self._boundary(node, fan)
+        boundary = self._boundary(node, fan.vector)
         joint = boundary.joint(node.left) if boundary is not None else None
-        rows = np.arange(len(fan.option))
+        rows, state = np.arange(len(fan.option)), following.state[fan.vector]
         bound, rest = np.full(len(rows), np.inf), np.full(len(rows), np.inf)
-        for where, group in self.ways[:, :, fan.vector]:
-            way, first, whole, tail = self._following(node, fan, following, group)
-            if self.menu.has_lines:
+        for where, group in fan.ways:
+            way, first, whole, tail = self._following(node, fan, state, group)
+            back = first
+            if fan.arriving is not None and fan.back is not None:
                 first = np.maximum(first, fan.arriving[where, rows])
+                back = fan.back[where, rows] + first
             more = fan.over[where, rows] - fan.over[Where.ANYWHERE]
+            sent = fan.sent[where, rows] + way
             here = np.maximum.reduce(
                 [
                     fan.leaving[where, rows],
-                    passing
-                    + 2 * more
-                    + np.maximum.reduce(
-                        [whole, fan.sent[where, rows] + way, fan.back[where, rows] + first]
-                    ),
+                    passing + 2 * more + np.maximum(np.maximum(whole, sent), back),
                     drained + 2 * more + first,
                     ahead + fan.ahead + more + tail,
                 ]
@@ -367,58 +379,40 @@ class PlanSearch:
             here[group < 0] = np.inf
             np.minimum(bound, here, out=bound)
             np.minimum(rest, fan.passing + 2 * more + first, out=rest)
-        bound = np.maximum.reduce([bound, *self._alone(node, fan, ahead, around, waiting)])
+        alone = np.maximum(fan.alone(following, ahead, around, waiting), node.fixed)
+        np.maximum(bound, alone, out=bound)
         if self.line_load is not None:
-            load = self.line_load.bound(node.crossed, node.first, self._next_stages(node, fan))
-            bound = np.maximum(bound, load)
+            stages = self._next_stages(fan, hop, slice(None))
+            bound = np.maximum(bound, self.line_load.bound(node.crossed, node.first, stages))
         bound[following.is_short[fan.vector]] = np.inf
-        return bound, rest
+        return _Terms(bound, rest, hop, alone)
 
-    def _next_stages(self, node: _Node, fan: Fan) -> NextStages:
-        """Return the rows of a fan as ``LineLoad`` takes them."""
-        forward, backward = fan.fixed[:2]
-        hop = self._entering(node, fan)
-        return NextStages(fan.vector, fan.end, hop, forward, backward, fan.late)
-
-    def _boundary(self, node: _Node, fan: Fan) -> Boundary | None:
-        """Return the boundary between the last fixed stage and every row; None if its place was
-        certain before the row was known."""
-        if node.row < 0 or node.is_placed or not self.menu.has_lines:
-            return None
-        begins = self._next(node.devices).begins[fan.vector]
-        return Boundary(self.menu, self.in_site, node.row, node.first, fan.vector, begins)
-
-    def _alone(
-        self, node: _Node, fan: Fan, ahead: FloatArray, around: FloatArray, waiting: FloatArray
-    ) -> tuple[FloatArray, ...]:
-        """Return the terms of the lower bound (1) that do not depend on what follows."""
-        following = self._next(node.devices)
-        begins, ends = following.begins[fan.vector], following.ends[fan.vector]
-        returning = np.where(begins, fan.returning, 0.0)
-        load = returning + np.where(ends, fan.leaving[Where.OTHER_NODE], 0.0)
-        return (
-            ahead + fan.slow + fan.tail,
-            around + fan.gated,
-            waiting + fan.warm,
-            np.maximum(load, fan.load),
-            np.full(len(load), node.fixed),
+    def _next_stages(self, fan: Fan, hop: FloatArray, rows: slice) -> NextStages:
+        """Return rows of a fan as ``LineLoad`` takes them."""
+        forward, backward = fan.fixed[:2, rows]
+        return NextStages(
+            fan.vector[rows], fan.end[rows], hop[rows], forward, backward, fan.late[rows]
         )
 
+    def _boundary(self, node: _Node, vectors: NDArray[np.intp]) -> Boundary | None:
+        """Return the boundary between the last fixed stage and stages of some vectors; None if its
+        place was certain before they were known."""
+        if node.row < 0 or node.is_placed or not self.menu.has_lines:
+            return None
+        begins = self._next(node.devices).begins[vectors]
+        return Boundary(self.menu, self.in_site, node.row, node.first, vectors, begins)
+
     def _following(
-        self, node: _Node, fan: Fan, following: VectorSteps, group: NDArray[np.intp]
-    ) -> tuple[FloatArray, ...]:
+        self, node: _Node, fan: Fan, state: NDArray[np.intp], group: NDArray[np.intp]
+    ) -> FloatArray:
         """Return P, R, W and S of what follows every row, for a group of beginnings."""
-        state = following.state[fan.vector]
-        values = self.bounds.after(has_odd=node.has_odd)[node.left - 1]
-        values_after = tuple(values[group, at, state, fan.end] for at in range(4))
+        after = gathered(
+            self.bounds.after(has_odd=node.has_odd)[node.left - 1], group, state, fan.end
+        )
         if not node.has_odd and self.bounds.odd is not None:
-            is_odd = self.odd[fan.option]
-            of_all = self.bounds.any[node.left - 1]
-            values_after = tuple(
-                np.where(is_odd, of_all[group, at, state, fan.end], own)
-                for at, own in enumerate(values_after)
-            )
-        return values_after
+            of_all = gathered(self.bounds.any[node.left - 1], group, state, fan.end)
+            after = np.where(self.odd[fan.option], of_all, after)
+        return after
 
     def _entering(self, node: _Node, fan: Fan) -> FloatArray:
         """Return the seconds of the transfer from the last fixed stage to every row: each end needs
@@ -439,21 +433,20 @@ class PlanSearch:
                 seconds = np.where(there, np.maximum(seconds, out[Where.SITE + site]), seconds)
         return np.asarray(seconds)
 
-    def _child(self, node: _Node, fan: Fan, row: int) -> _Node:
+    def _child(self, node: _Node, fan: Fan, row: int, terms: _Terms) -> _Node:
         option, end = int(fan.option[row]), int(fan.end[row])
         following, vector = self._next(node.devices), int(fan.vector[row])
-        fan = fan.only(row)
-        longer = max(float(self._entering(node, fan)[0]) - node.over, 0.0)
+        longer = max(float(terms.hop[row]) - node.over, 0.0)
         ahead, waiting = node.ahead + longer, node.drained + 2 * longer
-        around = max(node.around + 2 * longer, ahead + float(fan.late[0]))
-        alone = self._alone(node, fan, np.array([ahead]), np.array([around]), np.array([waiting]))
+        around = max(node.around + 2 * longer, ahead + float(fan.late[row]))
         where = self._next_place(node, vector, is_outside=bool(following.ends[vector]))
         is_placed = where == Where.OTHER_NODE and len(self.in_site) == 1
-        over = float(fan.over[where, 0])
-        more = over - float(fan.over[Where.ANYWHERE, 0])
-        passing = float(fan.passing[0]) + 2 * more
-        forward, backward, late, hop, back, tail = fan.fixed[:, 0].tolist()
-        sent = float(fan.sending[where, 0])
+        over = float(fan.over[where, row])
+        more = over - float(fan.over[Where.ANYWHERE, row])
+        passing = float(fan.passing[row]) + 2 * more
+        forward, backward, late, hop, back, tail = fan.fixed[:, row].tolist()
+        sent = float(fan.sending[where, row])
+        only = slice(row, row + 1)
         stage = (forward, backward, late, hop + more, back + more, tail, sent)
         return _Node(
             choices=(
@@ -465,15 +458,17 @@ class PlanSearch:
             first=end,
             devices=tuple(following.left[vector].tolist()),
             has_odd=node.has_odd or bool(self.odd[option]),
-            ahead=ahead + float(fan.ahead[0]) + more,
+            ahead=ahead + float(fan.ahead[row]) + more,
             around=around + passing,
-            fixed=max(float(term[0]) for term in alone),
-            drained=max(waiting + passing, around + float(fan.waits[0]) + 2 * more),
+            fixed=float(terms.alone[row]),
+            drained=max(waiting + passing, around + float(fan.waits[row]) + 2 * more),
             row=option,
             is_placed=is_placed,
             over=over,
-            stages=(*self._with_transfer(node, fan, longer), stage),
-            crossed=self.line_load.child(node.crossed, node.first, self._next_stages(node, fan))
+            stages=(*self._with_transfer(node, fan.vector[only], longer), stage),
+            crossed=self.line_load.child(
+                node.crossed, node.first, self._next_stages(fan, terms.hop, only)
+            )
             if self.line_load is not None
             else node.crossed,
         )
@@ -486,10 +481,12 @@ class PlanSearch:
             return Where.SITE + site
         return Where.OTHER_NODE if is_outside else Where.ANYWHERE
 
-    def _with_transfer(self, node: _Node, fan: Fan, longer: float) -> tuple[Fixed, ...]:
-        """Return the fixed stages, the last of them with the transfer to a row whose place is
-        known."""
-        boundary = self._boundary(node, fan)
+    def _with_transfer(
+        self, node: _Node, vector: NDArray[np.intp], longer: float
+    ) -> tuple[Fixed, ...]:
+        """Return the fixed stages, the last of them with the transfer to a stage of a vector, whose
+        place is known."""
+        boundary = self._boundary(node, vector)
         if boundary is None:
             return with_longer_hop(node.stages, longer)
         sending = float(boundary.between(self.menu.sending)[0])

@@ -39,9 +39,9 @@ from argosy.space.rate import spanning_bound, throughput_bound
 
 # An interval of times is halved this often.
 _HALVINGS = 8
-_Costs = list[tuple[FloatArray, FloatArray]]
-"""For each part of an option, running sums over the layers: both left sides of (1) without F and
-G."""
+_Costs = list[FloatArray]
+"""For each part of an option, running sums over the layers, [side, layer]: both left sides of (1)
+without F and G."""
 
 
 def promising_shapes(
@@ -137,7 +137,7 @@ class ShapeBound:
         exchange = rates.reshape(len(options), 2) @ _running(prices)
         whole = count * (slowest[:, 0] + slowest[:, 1]) + exchange[[at for at, _ in single]]
         gated = count * (slowest[:, 0] + gate * slowest[:, 1])
-        rows = iter(zip(whole, gated, strict=True))
+        rows = iter(np.stack((whole, gated), axis=1))
         self.costs: list[list[_Costs]] = [
             [[next(rows) for _ in parts] for parts in vector_ways] for vector_ways in ways.values()
         ]
@@ -201,16 +201,18 @@ class ShapeBound:
     def _ends(self, options: Sequence[_Costs], seconds: float) -> NDArray[np.intp]:
         """Return for every first layer a the furthest end over the options of a vector, or a itself
         if there is none."""
-        furthest = np.arange(self.size + 1)
-        left = seconds - self.ahead, seconds - self.around
+        beyond = np.arange(1, self.size + 2)
+        left = np.array([seconds - self.ahead, seconds - self.around])
         for costs in options:
-            ends = [
-                sums.searchsorted(sums + room, side="right")
-                for pair in costs
-                for sums, room in zip(pair, left, strict=True)
-            ]
-            np.maximum(furthest, np.minimum.reduce(ends) - 1, out=furthest)
-        return furthest
+            first, *others = (
+                sums.searchsorted(most, side="right")
+                for sides in costs
+                for sums, most in zip(sides, sides + left, strict=True)
+            )
+            for ends in others:
+                np.minimum(first, ends, out=first)
+            np.maximum(beyond, first, out=beyond)
+        return beyond - 1
 
     def least(self, low: float, high: float) -> float:
         """Return a lower bound on all plans, between two times and near the least that may be

@@ -203,6 +203,7 @@ class Beginnings:
             moves.append(Moves(ordered, before[which], after[which]))
         return moves
 
+    @cached_property
     def all_ways(self) -> Indices:
         """Return [way, where or group, vector]; -1 if a vector has fewer ways."""
         padded = [

@@ -17,6 +17,7 @@ A kind of schedule without a case here has the facts of 1f1b; bounds do not read
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from argosy.schedule import ScheduleKind, ScheduleSpec
 from argosy.schedule.generate import default_depth, group_size, usual_depth
@@ -36,6 +37,13 @@ class Shape:
     micro_batch_size: int
     schedules: tuple[ScheduleSpec, ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.num_micro_batches, self.micro_batch_size, self.schedules))
+
     def least_in_flight(self, from_end: int) -> int:
         """Return the micro-batches in flight under the schedule that needs least memory at the q-th
         stage from the end."""
@@ -49,13 +57,13 @@ class Shape:
             usual_depth(schedule, from_end, self.num_micro_batches) for schedule in self.schedules
         )
 
-    @property
+    @cached_property
     def group(self) -> int:
         """Return the least number of backwards in a row over the schedules (2)."""
         count = self.num_micro_batches
         return min(count, *(group_size(schedule, count) for schedule in self.schedules))
 
-    @property
+    @cached_property
     def gate(self) -> float:
         """Return the least share of a backward that the stage before waits for, over the schedules
         (3)."""

@@ -33,7 +33,7 @@ from argosy.solve.search.kinds import Ground, leaving_seconds, nic_seconds
 from argosy.solve.search.shape import Shape
 from argosy.solve.search.tied import tied_costs
 from argosy.space.offloaded import copied_weights, copy_seconds, limit_in_flight
-from argosy.space.option import Option
+from argosy.space.option import Option, PoolPart
 from argosy.space.price import FloatArray
 
 Indices = NDArray[np.intp]
@@ -79,7 +79,8 @@ class Costs:
         self.count, self.gate = shape.num_micro_batches, shape.gate
         self.is_mixed = is_mixed
         self._add_sums(options)
-        self._add_exchanges(options, ground)
+        self._add_exchanges(options)
+        self._add_links(*distinct_parts(options), ground)
         self._add_memory(options, group)
         self.options = options
         self.offloads = np.array([bool(option.offload) for option in options])
@@ -94,7 +95,7 @@ class Costs:
             self.quick_forward, self.backward = _sums(options, least=True)
             self.quick = self.quick_forward + self.gate * self.backward
 
-    def _add_exchanges(self, options: Sequence[Option], ground: Ground) -> None:
+    def _add_exchanges(self, options: Sequence[Option]) -> None:
         """Add rates of options that exchange something, and which options these are."""
         self.gathers = np.array([option.zero == 3 for option in options])
         self.loads = np.array([option.zero > 1 for option in options])
@@ -109,11 +110,16 @@ class Costs:
         self.exchanges = [np.array([option.exchanges[way] for option in options]) for way in ways]
         if self.gate == 1:
             self.exchanges = [rates + self.stretch for rates in self.exchanges]
-        self.tied = tied_costs(options, ground)
-        self.leaving = np.array([leaving_seconds(option, ground) for option in options])
+
+    def _add_links(self, distinct: Sequence[Option], same: Indices, ground: Ground) -> None:
+        """Add what depends on the parts of an option only, which ``same`` takes from ``distinct``
+        options."""
+        tied = tied_costs(distinct, ground)
+        self.tied = [(layer, partner, least[same]) for layer, partner, least in tied]
+        self.leaving = np.array([leaving_seconds(option, ground) for option in distinct])[same]
         """Seconds per output byte that the NICs need for a micro-batch that leaves the nodes of a
         stage."""
-        self.nic = np.array([_always_leaving(option, ground) for option in options])
+        self.nic = np.array([_always_leaving(option, ground) for option in distinct])[same]
         """Seconds per output byte that the NICs need for parts that fill nodes, in any place."""
 
     def _add_memory(self, options: Sequence[Option], group: int) -> None:
@@ -262,8 +268,15 @@ class Costs:
                 whole[is_chosen], self.prices.largest_layer(expert)[at]
             )
         examples = [self.options[row] for row in self.examples]
-        passing = np.array([option.transient[at] + self.buffers for option in examples])[kind]
-        kept = np.array([option.kept_ranges[at] for option in examples])[kind]
+        place = at[0] * (self.prices.num_layers + 1) + at[1]
+        passing, kept = (
+            np.array([table.ravel().take(place) for table in tables])[kind]
+            for tables in (
+                [option.transient for option in examples],
+                [option.kept_ranges for option in examples],
+            )
+        )
+        passing += self.buffers
         offloading = np.nonzero(self.offloads[rows])[0].tolist()
         for row in offloading:
             weights[row] += copied_weights(self.options[rows[row]], *at)
@@ -292,6 +305,15 @@ class Costs:
             most[:, inside & np.isin(first, grid.single)] = 0.0
         for row in np.nonzero(width > widest[0, -1])[0].tolist():
             most[row][width[row] > allowed] = 0.0
+
+
+def distinct_parts(options: Sequence[Option]) -> tuple[list[Option], Indices]:
+    """Return an option for each of the parts that occur, and for every option the number of the one
+    with its parts."""
+    numbers: dict[tuple[PoolPart, ...], int] = {}
+    same = [numbers.setdefault(option.parts, len(numbers)) for option in options]
+    firsts = dict(zip(reversed(same), reversed(options), strict=True))
+    return [firsts[number] for number in range(len(firsts))], np.array(same, dtype=np.intp)
 
 
 def _always_leaving(option: Option, ground: Ground) -> float:
