@@ -68,6 +68,7 @@ PLAIN = Settings(
     zero=(0,),
     recompute=(Recompute.NONE,),
     schedules=(ScheduleSpec(kind=ScheduleKind.ONE_F_ONE_B),),
+    spanning=False,
 )
 
 

@@ -43,12 +43,12 @@ the ``kept`` bytes p times through memory, one kernel after the other, so the te
 that launches kernels one by one needs the floor on any device; a segment of a program needs the
 part of it that its ``launches`` state. a, a' and p are constants of the device's generation, for a
 framework's kernels or for tuned ones (``data/devices.toml``), unless a calibration sets them for
-all kinds: a_f = 1.076 a and a_b = 0.966 a, at most 1, the ratio of forward and backward in 128
-measurements on an H200 (``benchmarks/results/2026-11-15-h200-layers.md``). Likewise a'_f = 7/6 a'
-and a'_b = 14/15 a' if attention is fused, otherwise both are a': a fused backward does 5 products
-for the 2 of a forward, and A_b counts 4. Devices of a
-tensor-parallel group move a layer's whole output (out) g times, however narrow their slices are;
-without sequence parallelism 1.33 times as often. A compiler that fuses kernels reduces p to 0.65 p.
+all kinds. a_f = 1.076 a and a_b = 0.966 a, at most 1, as measured on an H200
+(``benchmarks/results/2026-11-15-h200-layers.md``). Likewise a'_f = 7/6 a' and a'_b = 14/15 a' if
+attention is fused, otherwise both are a': a fused backward does 5 products for the 2 of a forward,
+and A_b counts 4. Devices of a tensor-parallel group move a layer's whole output (out) g times,
+however narrow their slices are; without sequence parallelism 1.33 times as often. A compiler that
+fuses kernels reduces p to 0.65 p.
 
 The constants of generations come mostly from steps on eight devices, so (9) counts from there; d
 was fitted on pairs of published steps that differ in the number of devices. Two terms are used only
@@ -190,12 +190,9 @@ def rates_of(model: ComputeModel, chain: Chain, layer: Layer, device: Device) ->
     dtype = stored if layer.kind in _OUTSIDE_BLOCKS else dtype
     peak = device.efficiency * kind.peak(dtype)
     share = reached.share(dtype)
-    forward = (
-        min(1.0, FORWARD_OVER_MEAN * share) if model.forward_peak is None else model.forward_peak
-    )
-    backward = (
-        min(1.0, BACKWARD_OVER_MEAN * share) if model.backward_peak is None else model.backward_peak
-    )
+    forward, backward = model.forward_peak, model.backward_peak
+    forward = min(1.0, FORWARD_OVER_MEAN * share) if forward is None else forward
+    backward = min(1.0, BACKWARD_OVER_MEAN * share) if backward is None else backward
     attention = reached.attention if model.attention_peak is None else model.attention_peak
     passes = (reached.passes if model.passes is None else model.passes) * (
         FUSED if model.compiled else 1.0

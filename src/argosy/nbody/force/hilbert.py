@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from argosy.nbody.compiled import compiled
+from argosy.nbody.compiled import compiled, inlined
 
 # Bits of a key per dimension.
 BITS = 21
@@ -73,7 +73,7 @@ def _fill_keys(positions: Positions, box: float, keys: Keys) -> None:
             keys[begin + i] = key | _spread(z ^ turn)
 
 
-@compiled
+@inlined
 def _spread(value: int) -> int:
     """Return a number whose bit 3 b is bit b of ``value``, for the first 21 bits."""
     value = (value | value << 32) & 0x1F00000000FFFF

@@ -99,7 +99,7 @@ class EvaluationStages:
 @contextlib.contextmanager
 def _in_eval_mode(model: nn.Module) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
-    model.eval()
+    model.train(False)
     try:
         yield
     finally:
