@@ -6,9 +6,13 @@ first. Then a shape is searched for plans with such a group, unless
     (1)  their bound on throughput (``space.rate``) is no less than the time of the best plan, or
     (2)  no stage with such a group is within reach ((3) of ``solve.search.reach``).
 
-By default this comes last and costs little: on a small cluster level 1 judges the plans that the
-bounds lead to and spends a few rounds, level 2 some more. Only if the best plan is one of these,
-the certificate is about them, and the proof continues.
+By default this comes last, at level 2, and costs little: it judges the plans that the bounds lead
+to and spends a few rounds. At level 1 it comes only if
+
+    (3)  the best plan takes most of a device's memory, on a small cluster: then a search with a
+         restriction may have no other plans, and must not find a faster one.
+
+Only if the best plan has such a group, the certificate is about them, and the proof continues.
 """
 
 from __future__ import annotations
@@ -18,8 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from argosy.cost.planned import planned_memory
 from argosy.solve import effort
 from argosy.solve.finalists.judge import Complete
+from argosy.solve.finalists.verdict import placed
 from argosy.solve.search.grid import all_cuts, coarse_cuts
 from argosy.solve.search.kinds import ground_of
 from argosy.solve.search.menu import Menu
@@ -33,6 +39,9 @@ from argosy.space.widths import spanning_widths
 
 if TYPE_CHECKING:
     from argosy.solve.pool_search import PoolSearch
+
+# The share of a device's memory from which on (3) calls a plan tight.
+_TIGHT = 0.5
 
 
 def inside_nodes(scope: Scope) -> Scope:
@@ -121,6 +130,8 @@ class SpanningSearch:
         whole, allowed = self.whole, self.whole.settings
         if not allowed.may_span or allowed.width is not None or whole.is_late():
             return
+        if whole.level == 1 and not self._is_tight():
+            return
         whole.settings = replace(allowed, spanning=True)
         rounds = effort.MIXING_ROUNDS if whole.level == 1 else effort.SPANNING_ROUNDS
         self.search(rounds, spans=True)
@@ -134,3 +145,11 @@ class SpanningSearch:
             whole.raise_bound(effort.SPANNING_ROUNDS, effort.QUICK_GAP)
         else:
             whole.raise_bound(math.inf)
+
+    def _is_tight(self) -> bool:
+        """Return whether (3) holds."""
+        whole = self.whole
+        plan = placed(whole.incumbents.found[0], whole.prices, whole.cluster)
+        memory = {device.name: device.kind.memory for device in whole.cluster.devices}
+        held = planned_memory(plan, whole.prices.chain)
+        return any(amount > _TIGHT * memory[name] for name, amount in held.items())
