@@ -52,7 +52,8 @@ def play_run(
         )
     leaves = prices.leaves()
     left = np.where(takes_part(domains.ends), prices.capacity(domains.planes), 0.0)
-    bandwidth = slowest_hop(cluster, [device.name for device in cluster.devices])
+    ranks = [cluster.devices[at].name for at in np.flatnonzero(domains.working)]
+    bandwidth = slowest_hop(cluster, ranks)
     balancer = Balancer(capacity=tuple(left.tolist()), rules=Rules(bandwidth=bandwidth))
     ends: list[float] = []
     now, timeline = 0.0, first
